@@ -6,8 +6,10 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from websockets.sync.client import connect
 
@@ -15,15 +17,21 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 WAIT_S = 60.0  # a hang guard
 
 
-def program():
+def program() -> str | None:
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
 class Chromium:
-    """One page of one browser, with a profile of its own. `problems`: what the page printed as an error, and scripts that failed."""
+    """One page of one browser, with a profile of its own. `problems`: what the page printed as an error, and scripts that failed.
 
-    def __init__(self, folder, process):
-        self.process, self.problems, self.dialogs, self.number, self.waiting = process, [], [], 0, []
+    `received_bytes`: of all answers, as they came over the network.
+    """
+
+    def __init__(self, folder: str, process: subprocess.Popen[bytes]) -> None:
+        self.process, self.number = process, 0
+        self.problems: list[str] = []
+        self.dialogs: list[str] = []
+        self.received_bytes = 0
         path = Path(folder, "DevToolsActivePort")
         end = time.monotonic() + WAIT_S
         while not (path.exists() and path.read_text().count("\n") >= 1):
@@ -32,13 +40,13 @@ class Chromium:
             time.sleep(0.05)
         port, endpoint = path.read_text().split("\n")[:2]
         self.socket = connect(f"ws://127.0.0.1:{port}{endpoint}", max_size=None, proxy=None, legacy=True)
-        self.session = None
+        self.session: str | None = None
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
 
-    def send(self, method, **params):
+    def send(self, method: str, **params: Any) -> Any:
         """Send a command and return its result; events that come meanwhile are noted."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": params}
@@ -52,9 +60,13 @@ class Chromium:
                 return found["result"]
             self._note(found)
 
-    def _note(self, event):
+    def _note(self, event: Any) -> None:
         method, params = event.get("method"), event.get("params", {})
-        if method == "Runtime.exceptionThrown":
+        if method == "Network.dataReceived":
+            self.received_bytes += params["encodedDataLength"]
+        elif method == "Network.responseReceived":
+            self.received_bytes += params["response"]["encodedDataLength"]  # its head
+        elif method == "Runtime.exceptionThrown":
             details = params["exceptionDetails"]
             self.problems.append(details.get("exception", {}).get("description") or details["text"])
         elif method == "Runtime.consoleAPICalled" and params["type"] == "error":
@@ -67,13 +79,13 @@ class Chromium:
             accept = {"id": self.number, "method": "Page.handleJavaScriptDialog", "params": {"accept": False}}
             self.socket.send(json.dumps({**accept, "sessionId": self.session}))
 
-    def run(self, script):
+    def run(self, script: str) -> Any:
         """The value of an expression in the page; promises are awaited."""
         found = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, (script, found["exceptionDetails"])
         return found["result"].get("value")
 
-    def until(self, script):
+    def until(self, script: str) -> Any:
         """Wait until an expression is true in the page, also over a navigation, and return it."""
         end = time.monotonic() + WAIT_S
         while True:
@@ -129,7 +141,7 @@ class Chromium:
 
 
 @contextmanager
-def chromium():
+def chromium() -> Iterator[Chromium]:
     """A running browser."""
     with tempfile.TemporaryDirectory(prefix="phalanx-chromium-", ignore_cleanup_errors=True) as folder:
         arguments = [

@@ -241,6 +241,7 @@ class ApiLimits:
 
     Attributes:
         body_bytes: size of a JSON body; a job file has a few kilobytes.
+        answer_bytes: size of a list in an answer; longer lists come in pages (http/paging.py).
         body_s: time in which a body must arrive; blobs have a limit on each pause instead.
         streams_bytes: size of one request with stream chunks: 32 chunks of the largest size.
         profile_bytes: size of a calibration profile; about 800 bytes per node.
@@ -256,6 +257,7 @@ class ApiLimits:
     """
 
     body_bytes: int = MIB
+    answer_bytes: int = 900_000
     body_s: float = 30.0
     streams_bytes: int = 8 * MIB
     profile_bytes: int = 8 * MIB

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
 from phalanx.client.transport import Transport
@@ -14,6 +14,13 @@ from phalanx.core.errors import BadRequest
 
 T = TypeVar("T")
 
+
+class _Page(Protocol):
+    @property
+    def next(self) -> str: ...
+
+
+P = TypeVar("P", bound=_Page)
 _ID: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}")  # of a user, project, queue, token or reservation
 
 
@@ -34,6 +41,17 @@ class ApiCalls:
 
     def _get(self, path: str, kind: type[T]) -> T:
         return decode_record(self.transport.json("GET", path), kind)
+
+    def _pages(self, path: str, kind: type[P]) -> Iterator[P]:
+        """Return all pages of a list whose reply has the key to continue behind in `next`."""
+        after = ""
+        while True:
+            more = query_string({"after": after or None})
+            page = self._get(path + (more.replace("?", "&", 1) if "?" in path else more), kind)
+            yield page
+            if not page.next:
+                return
+            after = page.next
 
     def _post(self, path: str, body: Mapping[str, object] | None, *, idempotent: bool = False) -> bytes:
         return self.transport.json("POST", path, encode_body(body) if body is not None else b"", idempotent=idempotent)

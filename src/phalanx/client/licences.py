@@ -17,7 +17,7 @@ class LicencesApi(ApiCalls):
 
     def licences(self) -> list[api.LicenceView]:
         """Return all licences, by name."""
-        return self._get("/v1/licences", api.LicenceList).licences
+        return [view for page in self._pages("/v1/licences", api.LicenceList) for view in page.licences]
 
     def put_licence(self, name: str, seats: int) -> api.LicenceChanged:
         """Add a licence, or change its number of seats."""

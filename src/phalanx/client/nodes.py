@@ -25,11 +25,12 @@ class NodesApi(ApiCalls):
 
     def nodes(self) -> list[api.NodeView]:
         """Return all nodes."""
-        return self._get("/v1/nodes", api.NodeList).nodes
+        return [view for page in self._pages("/v1/nodes", api.NodeList) for view in page.nodes]
 
     def nodes_and_orders(self) -> api.NodeList:
         """Return all nodes, and those that pools have ordered and that are not there yet."""
-        return self._get("/v1/nodes", api.NodeList)
+        first, *others = self._pages("/v1/nodes", api.NodeList)
+        return api.NodeList(nodes=[view for page in (first, *others) for view in page.nodes], ordered=first.ordered)
 
     def node(self, node_id: str) -> api.NodeView:
         """Return one node."""
@@ -73,7 +74,7 @@ class NodesApi(ApiCalls):
 
     def reservations(self) -> list[api.ReservationView]:
         """Return all reservations that have not ended, by start time."""
-        return self._get("/v1/reservations", api.ReservationList).reservations
+        return [view for page in self._pages("/v1/reservations", api.ReservationList) for view in page.reservations]
 
     def reserve(
         self,

@@ -23,7 +23,7 @@ class AccountsApi(ApiCalls):
 
     def users(self) -> list[api.UserView]:
         """Return all users."""
-        return self._get("/v1/users", api.UserList).users
+        return [view for page in self._pages("/v1/users", api.UserList) for view in page.users]
 
     def put_user(self, user_id: str, *, role: str | None = None, disabled: bool | None = None) -> api.UserView:
         """Create or change a user."""
@@ -34,7 +34,7 @@ class AccountsApi(ApiCalls):
 
     def projects(self) -> list[api.ProjectView]:
         """Return all projects."""
-        return self._get("/v1/projects", api.ProjectList).projects
+        return [view for page in self._pages("/v1/projects", api.ProjectList) for view in page.projects]
 
     def put_project(
         self, project_id: str, *, members: Sequence[str] | None = None, admins: Sequence[str] | None = None
@@ -47,7 +47,7 @@ class AccountsApi(ApiCalls):
 
     def tokens(self) -> list[api.TokenView]:
         """Return the caller's tokens; for an admin all tokens."""
-        return self._get("/v1/tokens", api.TokenList).tokens
+        return [view for page in self._pages("/v1/tokens", api.TokenList) for view in page.tokens]
 
     def make_token(
         self, *, user: str | None = None, expires: str | None = None, scope: Sequence[str] = (), note: str = ""

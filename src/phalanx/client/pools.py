@@ -17,7 +17,7 @@ class NodePoolsApi(ApiCalls):
 
     def pools(self) -> list[api.PoolView]:
         """Return all node pools, by name."""
-        return self._get("/v1/pools", api.PoolList).pools
+        return [view for page in self._pages("/v1/pools", api.PoolList) for view in page.pools]
 
     def pool(self, pool_id: str) -> api.PoolView:
         """Return one node pool."""

@@ -23,7 +23,7 @@ class QueuesApi(ApiCalls):
 
     def queues(self) -> list[api.QueueView]:
         """Return all queues."""
-        return self._get("/v1/queues", api.QueueList).queues
+        return [view for page in self._pages("/v1/queues", api.QueueList) for view in page.queues]
 
     def queue(self, queue_id: str) -> api.QueueView:
         """Return one queue."""

@@ -18,7 +18,8 @@ class ServicesApi(ApiCalls):
 
     def services(self, *, stopped: bool = False) -> list[api.ServiceView]:
         """Return all services by name; those that were stopped only with `stopped`."""
-        return self._get("/v1/services" + ("?stopped=1" if stopped else ""), api.ServiceList).services
+        path = "/v1/services" + ("?stopped=1" if stopped else "")
+        return [view for page in self._pages(path, api.ServiceList) for view in page.services]
 
     def service(self, name: str) -> api.ServiceDetail:
         """Return one service with its revisions and replicas."""

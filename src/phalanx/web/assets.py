@@ -26,6 +26,7 @@ _TYPES: Final = {
 _VENDOR: Final = "vendor/"
 # A script that defines one global, served as a module.
 _GLOBALS: Final = {"vendor/uplot.js": b"\nexport default uPlot;\n"}
+_FILE_IMPORT: Final = re.compile(rb'\b(?:from|import)\s*"\./([a-z/.-]+)"')
 _IMPORT: Final = re.compile(rb'(\bfrom|\bimport)\s*"(@?[a-z][a-z/-]*)"')
 
 
@@ -61,6 +62,23 @@ def load_assets() -> Assets:
     whole = hashlib.sha256("".join(f"{name} {by_name[name].etag}\n" for name in sorted(by_name)).encode())
     version = whole.hexdigest()[:16]
     return Assets(path=f"{ROOT_PATH}/{version}", version=version, by_name=by_name)
+
+
+@cache
+def modules_of(page: str) -> tuple[str, ...]:
+    """Return all modules that a page imports, so that a browser loads them at once instead of one import after the other."""
+    assets = load_assets()
+    found: dict[str, None] = {}
+    pending = ["dashboard.js", *([own] if (own := f"{page}.js") in assets.by_name else [])]
+    while pending:
+        name = pending.pop()
+        if name in found or name not in assets.by_name:
+            continue
+        found[name] = None
+        folder = name.rpartition("/")[0]
+        imported = [match[1].decode() for match in _FILE_IMPORT.finditer(assets.by_name[name].body)]
+        pending += [f"{folder}/{file}" if folder else file for file in imported]
+    return tuple(found)
 
 
 def _walk(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:

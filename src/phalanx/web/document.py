@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
+from phalanx.web.assets import modules_of
 from phalanx.web.html import Child, Html, element, join, page_path
 
 CONTENT_SECURITY_POLICY: Final = (
@@ -136,6 +137,7 @@ def _html(title: str, body: Html, *, assets: str, page: str, csrf: str = "", act
         element("title", f"{title} - Phalanx"),
         element("link", rel="icon", href=f"{assets}/icon.svg", type="image/svg+xml"),
         element("link", rel="stylesheet", href=f"{assets}/dashboard.css"),
+        [element("link", rel="modulepreload", href=f"{assets}/{name}") for name in modules_of(page)] if csrf else None,
         element("script", src=f"{assets}/dashboard.js", type="module") if csrf else None,
     )
     whole = element("html", head, element("body", body, data_page=page, data_actions=actions or None), lang="en")

@@ -22,7 +22,7 @@ from phalanx.wire.api.queues import QueueView
 
 JOB_STATES: Final = tuple(state.value for state in JobState)
 _STATE_OF_LETTER: Final = {state.letter: state for state in CellState}
-_NODES_SHOWN: Final = 1000  # in the fallback table of the fleet
+_NODES_SHOWN: Final = 200  # in the table of the fleet for browsers without scripts
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,10 @@ def fleet_page(frame: FleetFrame, viewer: Viewer) -> Html:
     shown = table(("Node", "Place", "State", "GPUs", "Jobs"), rows, caption="Nodes", empty="No node has joined yet.")
     more = len(frame.nodes) - len(rows)
     rest = element("p", f"{more} more nodes: ", link("all nodes", "nodes")) if more > 0 else None
-    return document("fleet", "Fleet", summary, legend, live(shown, rest), viewer=viewer)
+    fallback = (
+        element("noscript", shown, rest) if viewer.csrf else join(shown, rest)
+    )  # without a session no script is loaded
+    return document("fleet", "Fleet", summary, legend, live(fallback), viewer=viewer)
 
 
 def jobs_page(jobs: Sequence[JobView], after: str, asked: Mapping[str, str], order: SortOrder, viewer: Viewer) -> Html:

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from phalanx.api.http.errors import error_body
 from phalanx.api.live.event_framing import encode_event
+from phalanx.api.live.shared_gzip import sending_gzip
 from phalanx.api.runtime import ApiRuntime
 from phalanx.api.services import per_user_share
 from phalanx.core.errors import PhalanxError, TryLater
@@ -20,31 +21,40 @@ from phalanx.core.ids import UserId
 from phalanx.wire.api.head import ErrorReply
 
 _HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
+_GZIP_HEADERS: Final = {"content-encoding": "gzip", "vary": "accept-encoding"}
 _log: Final = logging.getLogger("phalanx.api")
 
 
 class EventStream(Response):
     """A response that lasts until its source ends, the caller disconnects, `still` raises (permission lost), or the head closes.
 
-    Sending it takes one of the stream slots, and is refused (TryLater) if none is free.
+    Sending it takes one of the stream slots, and is refused (TryLater) if none is free. `gzip`: for callers that accept it, and events that
+    many readers get.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, runtime: ApiRuntime, user: UserId, source: AsyncIterator[bytes], reauthorize: Callable[[], None]
+        self,
+        runtime: ApiRuntime,
+        user: UserId,
+        source: AsyncIterator[bytes],
+        reauthorize: Callable[[], None],
+        *,
+        gzip: bool = False,
     ) -> None:
-        super().__init__(None, 200, _HEADERS)
+        super().__init__(None, 200, {**_HEADERS, **(_GZIP_HEADERS if gzip else {})})
         del self.headers["content-length"]
         self._runtime = runtime
         self._user = user
         self._source = source
         self._still = reauthorize
+        self._gzip = gzip
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Send until one side ends."""
         with _stream_slot(self._runtime, self._user):
-            await self._stream(receive, send)
+            await self._stream(receive, sending_gzip(send) if self._gzip else send)
 
     async def _stream(self, receive: Receive, send: Send) -> None:
         disconnect = asyncio.ensure_future(_disconnected(receive))

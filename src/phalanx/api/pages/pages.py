@@ -83,10 +83,9 @@ async def show_jobs(
     def read() -> Html:
         jobs = services.store.jobs(wanted)
         asked = {"state": state, "user": user, "queue": queue, "name": name}
+        after = cursor_behind(jobs[-1], wanted) if len(jobs) == JOBS_SHOWN else ""
         order = pages.SortOrder(sort.value, ascending=ascending)
-        return pages.jobs_page(
-            live_job_views(services, caller, jobs), cursor_behind(jobs, wanted), asked, order, viewer
-        )
+        return pages.jobs_page(live_job_views(services, caller, jobs), after, asked, order, viewer)
 
     return page_response(request, await run_in_thread(read))
 

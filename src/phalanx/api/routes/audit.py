@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from phalanx.api.http.bodies import json_response
+from phalanx.api.http.paging import fitting
 from phalanx.api.http.routing import OptionalNonNegative, RouteTable
 from phalanx.api.runtime import run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
@@ -44,7 +45,12 @@ async def list_audit(
     services = runtime_of(request).services
     tip = services.controller.audit_tip
     lines = await run_in_thread(services.store.audit, after=after, user=user, since_s=since_s, limit=limit)
-    return json_response(AuditList(lines=[audit_line_view(line) for line in lines], anchor=str(tip) if tip.seq else ""))
+    views = [audit_line_view(line) for line in lines]
+    if after is None:  # the newest ones that fit
+        views = fitting(reversed(views), services.limits.answer_bytes)[::-1]
+    else:
+        views = fitting(views, services.limits.answer_bytes)
+    return json_response(AuditList(lines=views, anchor=str(tip) if tip.seq else ""))
 
 
 @routes.get("/v1/audit/verify", Action.ADMINISTER, reply=AuditReport)

@@ -20,6 +20,7 @@ from phalanx.api.http.routing import (
 )
 from phalanx.api.live.event_framing import HEARTBEAT, encode_event
 from phalanx.api.live.event_streams import EventStream
+from phalanx.api.routes.jobs import history_page
 from phalanx.api.runtime import (
     ApiRuntime,
     caller_of,
@@ -67,7 +68,8 @@ async def whole_history(
     runtime = runtime_of(request)
     lines = await run_in_thread(_lines, runtime, None, node, after, max(1, min(limit, _PAGE)))
     visible = await run_in_thread(JobRedactor(runtime.services.store, caller_of(request)).redact_all, lines)
-    return json_response(HistoryReply(history=visible, last=lines[-1].seq if lines else after))
+    bytes_max = runtime.services.limits.answer_bytes
+    return json_response(history_page(visible, lines[-1].seq if lines else after, bytes_max))
 
 
 def _permission_check(request: Request) -> Callable[[], None]:

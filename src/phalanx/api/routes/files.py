@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from phalanx.api.auth.authenticator import authorize_job
 from phalanx.api.http.bodies import json_response
+from phalanx.api.http.paging import fitting
 from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.views.removed_files import removal_note
@@ -25,7 +27,11 @@ routes = RouteTable()
 @routes.get("/v1/jobs/{job_id}/files", Action.VIEW_OUTPUT, reply=FilesReply)
 async def list_files(request: Request, job_id: JobId, path: str = "") -> Response:
     """List one folder of a job's outputs."""
-    return json_response(await run_in_thread(list_folder, _folder(request, job_id), path))
+    listing = await run_in_thread(list_folder, _folder(request, job_id), path)
+    entries = fitting(listing.entries, runtime_of(request).services.limits.answer_bytes)
+    if len(entries) < len(listing.entries):
+        listing = msgspec.structs.replace(listing, entries=entries, truncated=True)
+    return json_response(listing)
 
 
 @routes.get("/v1/jobs/{job_id}/files/archive", Action.VIEW_OUTPUT, reply=MediaType.TAR)

@@ -18,6 +18,7 @@ from phalanx.api.auth.authenticator import (
 )
 from phalanx.api.auth.redaction import JobRedactor
 from phalanx.api.http.bodies import json_response, read_record
+from phalanx.api.http.paging import fitting
 from phalanx.api.http.routing import (
     MediaType,
     NonNegative,
@@ -43,6 +44,7 @@ from phalanx.core.state.events import (
     UpdateJob,
 )
 from phalanx.core.state.events import Request as Command
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.begin_time import parse_begin_s
 from phalanx.core.work.job import Job, JobState
@@ -98,14 +100,19 @@ async def list_jobs(
     newest_first = sort is JobOrder.NUMBER and not ascending
 
     def read() -> JobList:
+        bytes_max = services.limits.answer_bytes
         if fold:
             views, next_seq = collapsed_page(services, caller, wanted)
+            if (fits := len(fitting(views, bytes_max))) < len(views):
+                views, next_seq = collapsed_page(services, caller, replace(wanted, limit=fits))
             return JobList(jobs=views, next=next_seq)
         jobs = services.store.jobs(wanted)
+        views = fitting(live_job_views(services, caller, jobs), bytes_max)
+        more = len(views) < len(jobs) or len(jobs) == limit > 0
         return JobList(
-            jobs=live_job_views(services, caller, jobs),
-            next=jobs[-1].seq if newest_first and len(jobs) == limit else None,
-            after=cursor_behind(jobs, wanted),
+            jobs=views,
+            next=views[-1].seq if newest_first and more else None,
+            after=cursor_behind(jobs[len(views) - 1], wanted) if more else "",
         )
 
     return json_response(await run_in_thread(read))
@@ -239,7 +246,13 @@ async def job_history(
     require_job(services.store, job_id)
     lines = await run_in_thread(services.store.history, job_id=job_id, after=after, limit=limit)
     visible = JobRedactor(services.store, caller_of(request)).redact_all(lines)
-    return json_response(HistoryReply(history=visible, last=lines[-1].seq if lines else after))
+    return json_response(history_page(visible, lines[-1].seq if lines else after, services.limits.answer_bytes))
+
+
+def history_page(visible: list[HistoryLine], last: int, bytes_max: int) -> HistoryReply:
+    """Return the lines that fit. `last`: number of the last line that was read, visible or not."""
+    page = fitting(visible, bytes_max)
+    return HistoryReply(history=page, last=last if len(page) == len(visible) else page[-1].seq)
 
 
 @routes.get("/v1/jobs/{job_id}/receipt", Action.VIEW, reply=UsageSummary)

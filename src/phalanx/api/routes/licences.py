@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from phalanx.api.http.bodies import json_response, read_record
+from phalanx.api.http.paging import AfterKey, key_page
 from phalanx.api.http.routing import RouteTable
 from phalanx.api.routes.queues import impossible_views
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
@@ -20,9 +21,12 @@ routes = RouteTable()
 
 
 @routes.get("/v1/licences", Action.VIEW, reply=LicenceList)
-async def list_licences(request: Request) -> Response:
+async def list_licences(request: Request, after: AfterKey = "") -> Response:
     """List all licences with the jobs that hold their seats."""
-    return json_response(LicenceList(licences=await run_in_thread(_views, runtime_of(request).services)))
+    services = runtime_of(request).services
+    views = await run_in_thread(_views, services)
+    page, further = key_page(views, after, lambda view: view.name, services.limits.answer_bytes)
+    return json_response(LicenceList(licences=page, next=further))
 
 
 @routes.put("/v1/licences/{name}", Action.OPERATE, body=LicenceBody, reply=LicenceChanged)

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from phalanx.api.auth.authenticator import reauthorize
 from phalanx.api.http.bodies import json_response, read_record
+from phalanx.api.http.paging import AfterKey, fitting
 from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.live.event_streams import EventStream
 from phalanx.api.routes.queues import impossible_views
@@ -40,14 +41,18 @@ from phalanx.wire.api.nodes import DrainBody, LabelsBody, NodeList, NodeRemoved,
 
 OVERVIEW_JOBS_MAX = 200  # running, and pending, jobs of an overview: more than fit on a screen
 OVERVIEW_RECENT_MAX = 20
+NODES_MAX = 1000  # on one page, if they fit
 
 routes = RouteTable()
 
 
 @routes.get("/v1/nodes", Action.VIEW, reply=NodeList)
-async def list_nodes(request: Request) -> Response:
-    """List all nodes with their devices, the jobs on them, and their newest samples; and the nodes that pools have ordered."""
-    return json_response(await run_in_thread(read_nodes, runtime_of(request).services))
+async def list_nodes(request: Request, after: AfterKey = "") -> Response:
+    """List nodes by name with their devices, the jobs on them, and their newest samples; on the first page also those that pools have ordered.
+
+    For the next page send `next` of the reply as `after`.
+    """
+    return json_response(await run_in_thread(read_nodes, runtime_of(request).services, after))
 
 
 @routes.get("/v1/nodes/{node_id}", Action.VIEW, reply=NodeReply)
@@ -126,7 +131,7 @@ async def remove_node(request: Request, node_id: NodeId) -> Response:
 
 @routes.get("/v1/overview", Action.VIEW, reply=Overview)
 async def show_overview(request: Request) -> Response:
-    """Return everything that `phalanx top` and the demo show, in one reply."""
+    """Return nodes, the jobs that run, wait and ended last, and the counts in one reply, each list as far as it fits: what a screen shows."""
     runtime = runtime_of(request)
     return json_response(await run_in_thread(_overview, runtime.services, caller_of(request)))
 
@@ -143,19 +148,22 @@ async def follow_fleet(request: Request) -> Response:
     runtime, caller = runtime_of(request), caller_of(request)
     check = reauthorize(runtime.authenticator, runtime.services.store, caller, Action.VIEW)
     source = runtime.fleet_feed.follow(request.headers.get("last-event-id", ""))
-    return EventStream(runtime, caller.user, source, check)
+    gzip = "gzip" in request.headers.get("accept-encoding", "")
+    return EventStream(runtime, caller.user, source, check, gzip=gzip)
 
 
-def read_nodes(services: HeadServices) -> NodeList:
-    """Return all nodes, and those that pools have ordered. Not on the event loop."""
-    nodes = services.store.nodes()
-    return NodeList(
-        nodes=live_node_views(services, nodes, live_attempts(services)), ordered=ordered_node_views(services, nodes)
-    )
+def read_nodes(services: HeadServices, after: str = "") -> NodeList:
+    """Return the nodes behind one, by name, and on the first page those that pools have ordered. Not on the event loop."""
+    nodes, bytes_max = services.store.nodes(), services.limits.answer_bytes
+    ordered = [] if after else fitting(ordered_node_views(services, nodes), bytes_max // 3)
+    rest = [node for node in nodes if node.id > after]
+    views = live_node_views(services, rest[:NODES_MAX], live_attempts(services))
+    page = fitting(views, bytes_max if after else bytes_max - bytes_max // 3)
+    return NodeList(nodes=page, ordered=ordered, next=page[-1].id if len(page) < len(rest) else "")
 
 
 def _overview(services: HeadServices, caller: Caller) -> Overview:
-    store = services.store
+    store, part = services.store, services.limits.answer_bytes // 5
     attempts, nodes = live_attempts(services), store.nodes()
     running = store.jobs(JobFilter(states=frozenset({JobState.RUNNING}), limit=OVERVIEW_JOBS_MAX))
     pending = store.jobs(JobFilter(states=frozenset({JobState.PENDING}), limit=OVERVIEW_JOBS_MAX))
@@ -164,12 +172,12 @@ def _overview(services: HeadServices, caller: Caller) -> Overview:
         now_s=services.clock.now_s(),
         head_id=services.controller.head_id,
         version=services.version,
-        nodes=live_node_views(services, nodes, attempts),
-        running=live_job_views(services, caller, running),
-        pending=live_job_views(services, caller, pending),
-        recent=live_job_views(services, caller, recent),
+        nodes=fitting(live_node_views(services, nodes[:NODES_MAX], attempts), part),
+        running=fitting(live_job_views(services, caller, running), part),
+        pending=fitting(live_job_views(services, caller, pending), part),
+        recent=fitting(live_job_views(services, caller, recent), part),
         counts=store.job_counts(),
-        ordered=ordered_node_views(services, nodes),
+        ordered=fitting(ordered_node_views(services, nodes), part),
     )
 
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from phalanx.api.auth.authenticator import require_project_admin
 from phalanx.api.http.bodies import json_response, no_content, read_record
+from phalanx.api.http.paging import AfterKey, key_page
 from phalanx.api.http.routing import RouteTable
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
@@ -72,10 +73,12 @@ async def show_caller(request: Request) -> Response:
 
 
 @routes.get("/v1/users", Action.VIEW, reply=UserList)
-async def list_users(request: Request) -> Response:
+async def list_users(request: Request, after: AfterKey = "") -> Response:
     """List all users."""
-    users = await run_in_thread(runtime_of(request).services.store.users)
-    return json_response(UserList(users=[user_view(user) for user in users]))
+    services = runtime_of(request).services
+    views = [user_view(user) for user in await run_in_thread(services.store.users)]
+    page, further = key_page(views, after, lambda view: view.id, services.limits.answer_bytes)
+    return json_response(UserList(users=page, next=further))
 
 
 @routes.get("/v1/users/{user_id}", Action.VIEW, reply=UserReply)
@@ -108,10 +111,12 @@ async def put_user(request: Request, user_id: UserId) -> Response:
 
 
 @routes.get("/v1/projects", Action.VIEW, reply=ProjectList)
-async def list_projects(request: Request) -> Response:
+async def list_projects(request: Request, after: AfterKey = "") -> Response:
     """List all projects."""
-    projects = await run_in_thread(runtime_of(request).services.store.projects)
-    return json_response(ProjectList(projects=[project_view(project) for project in projects]))
+    services = runtime_of(request).services
+    views = [project_view(project) for project in await run_in_thread(services.store.projects)]
+    page, further = key_page(views, after, lambda view: view.id, services.limits.answer_bytes)
+    return json_response(ProjectList(projects=page, next=further))
 
 
 @routes.get("/v1/projects/{project_id}", Action.VIEW, reply=ProjectReply)
@@ -150,13 +155,15 @@ async def put_project(request: Request, project_id: ProjectId) -> Response:
 
 
 @routes.get("/v1/tokens", Action.MANAGE_OWN_TOKENS, reply=TokenList, scope=AccessScope.UNOWNED)
-async def list_tokens(request: Request) -> Response:
+async def list_tokens(request: Request, after: AfterKey = "") -> Response:
     """List the caller's own tokens; an admin sees all tokens. Secrets are not stored."""
     caller = caller_of(request)
     tokens = await run_in_thread(runtime_of(request).services.store.tokens)
     gate = runtime_of(request).authenticator
     shown = [token for token in tokens if token.user == caller.user or may(caller, Action.ADMINISTER)]
-    return json_response(TokenList(tokens=[token_view(token, gate.last_used_s(token)) for token in shown]))
+    views = [token_view(token, gate.last_used_s(token)) for token in shown]
+    page, further = key_page(views, after, lambda view: view.id, runtime_of(request).services.limits.answer_bytes)
+    return json_response(TokenList(tokens=page, next=further))
 
 
 @routes.post(

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from phalanx.api.http.bodies import json_response, read_record
+from phalanx.api.http.paging import AfterKey, key_page
 from phalanx.api.http.routing import RouteTable
 from phalanx.api.routes.people import NAME_PATTERN
 from phalanx.api.routes.queues import impossible_views
@@ -29,9 +30,12 @@ routes = RouteTable()
 
 
 @routes.get("/v1/pools", Action.VIEW, reply=PoolList)
-async def list_pools(request: Request) -> Response:
+async def list_pools(request: Request, after: AfterKey = "") -> Response:
     """List all node pools with their nodes."""
-    return json_response(PoolList(pools=await run_in_thread(_views, runtime_of(request).services)))
+    services = runtime_of(request).services
+    views = await run_in_thread(_views, services)
+    page, further = key_page(views, after, lambda view: view.id, services.limits.answer_bytes)
+    return json_response(PoolList(pools=page, next=further))
 
 
 @routes.get("/v1/pools/{pool_id}", Action.VIEW, reply=PoolReply)

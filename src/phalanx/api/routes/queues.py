@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from phalanx.api.http.bodies import json_response, read_body, read_record
+from phalanx.api.http.paging import AfterKey, key_page
 from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.routes.people import check_name
 from phalanx.api.runtime import run_in_thread, runtime_of
@@ -57,10 +58,12 @@ routes = RouteTable()
 
 
 @routes.get("/v1/queues", Action.VIEW, reply=QueueList)
-async def list_queues(request: Request) -> Response:
+async def list_queues(request: Request, after: AfterKey = "") -> Response:
     """List all queues with their quotas, usage and waiting jobs."""
-    views = await run_in_thread(read_queues, runtime_of(request).services)
-    return json_response(QueueList(queues=views))
+    services = runtime_of(request).services
+    views = await run_in_thread(read_queues, services)
+    page, further = key_page(views, after, lambda view: view.id, services.limits.answer_bytes)
+    return json_response(QueueList(queues=page, next=further))
 
 
 @routes.get("/v1/queues/{queue_id}", Action.VIEW, reply=QueueReply)

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from phalanx.api.http.bodies import json_response, no_content, read_record
+from phalanx.api.http.paging import AfterKey, key_page
 from phalanx.api.http.routing import RouteTable
 from phalanx.api.routes.people import NAME_PATTERN
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
@@ -25,11 +26,14 @@ routes = RouteTable()
 
 
 @routes.get("/v1/reservations", Action.VIEW, reply=ReservationList)
-async def list_reservations(request: Request) -> Response:
+async def list_reservations(request: Request, after: AfterKey = "") -> Response:
     """List all reservations that have not ended, by start time."""
-    found = await run_in_thread(runtime_of(request).services.store.reservations)
+    services = runtime_of(request).services
+    found = await run_in_thread(services.store.reservations)
     found.sort(key=lambda one: (one.start_s, one.id))
-    return json_response(ReservationList(reservations=[reservation_view(one) for one in found]))
+    views = [reservation_view(one) for one in found]
+    page, further = key_page(views, after, lambda view: view.id, services.limits.answer_bytes)
+    return json_response(ReservationList(reservations=page, next=further))
 
 
 @routes.put("/v1/reservations/{reservation_id}", Action.OPERATE, body=ReservationBody, reply=ReservationReply)

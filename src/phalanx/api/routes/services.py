@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from phalanx.api.auth.authenticator import may_see_all_of
 from phalanx.api.http.bodies import json_response, read_body, read_record
+from phalanx.api.http.paging import AfterKey, key_page
 from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.routes.submit import submit_request, submitted_spec
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
@@ -31,13 +32,15 @@ routes = RouteTable()
 
 
 @routes.get("/v1/services", Action.VIEW, reply=ServiceList)
-async def list_services(request: Request, stopped: bool = False) -> Response:
+async def list_services(request: Request, stopped: bool = False, after: AfterKey = "") -> Response:
     """List services by name; those that were stopped only with `stopped`."""
     services, caller = runtime_of(request).services, caller_of(request)
 
     def read() -> ServiceList:
         found = [one for one in services.store.records(SERVICES) if stopped or not one.stopped_by]
-        return ServiceList(services=service_views(services, caller, found))
+        views = service_views(services, caller, found)
+        page, further = key_page(views, after, lambda view: view.name, services.limits.answer_bytes)
+        return ServiceList(services=page, next=further)
 
     return json_response(await run_in_thread(read))
 

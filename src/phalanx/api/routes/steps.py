@@ -23,6 +23,7 @@ from phalanx.wire.api.output import StepsReply, StepView
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
 
 STEPS_MAX: Final = 10_000
+STEPS_ANSWERED: Final = 2500  # in one answer: a step is numbers alone, at most 350 bytes of JSON
 _READ_BYTES: Final = 1 << 18
 _STREAM: Final = "steps-0"  # of node rank 0, which has rank 0
 
@@ -42,7 +43,9 @@ async def job_steps(
     require_job(services.store, job_id)
     if rank != "all" and (not rank.isdecimal() or len(rank) > QUERY_DIGITS_MAX):
         raise BadRequest(f"rank: {rank[:60]!r} is not valid", hint="use a number, or all")
-    return json_response(await run_in_thread(read_steps, services, job_id, read_cursor(after), rank, limit))
+    return json_response(
+        await run_in_thread(read_steps, services, job_id, read_cursor(after), rank, min(limit, STEPS_ANSWERED))
+    )
 
 
 def read_steps(services: HeadServices, job_id: JobId, place: Cursor, rank: str, limit: int) -> StepsReply:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.job import Job
 from phalanx.ports.store import JobFilter, JobOrder
@@ -12,11 +10,9 @@ _CURSOR_CHARACTERS_MAX = 1000
 _NUMBER_DIGITS_MAX = 15
 
 
-def cursor_behind(jobs: Sequence[Job], wanted: JobFilter) -> str:
-    """Return the cursor of the next page of this list: the number of the last job and the value that it is sorted by, as "17:train"."""
-    if len(jobs) < wanted.limit or not jobs:
-        return ""
-    value, seq = wanted.order.key_of(jobs[-1])
+def cursor_behind(job: Job, wanted: JobFilter) -> str:
+    """Return the cursor of the page behind a job: its number and the value that the list is sorted by, as "17:train"."""
+    value, seq = wanted.order.key_of(job)
     return f"{seq}:{value}"
 
 

@@ -90,7 +90,7 @@ def _read_job_history(head: Client, job_id: str) -> list[HistoryLine]:
     while True:
         reply = head.history(job_id, after=after, limit=_HISTORY_PAGE)
         lines += reply.history
-        if len(reply.history) < _HISTORY_PAGE or reply.last <= after:
+        if not reply.history or reply.last <= after:
             return lines
         after = reply.last
 

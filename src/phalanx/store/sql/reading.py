@@ -107,7 +107,7 @@ def list_jobs(look: SqlReader, wanted: JobFilter) -> list[Job]:
 
 def _conditions(wanted: JobFilter, state: JobState) -> list[tuple[str, Any]] | None:
     """The conditions on the jobs of a state, each with its values; None if no job of the state can meet them."""
-    found = [(f'"{name}" =', value) for name, value in _equalities(wanted)]
+    found: list[tuple[str, Any]] = [(f'"{name}" =', value) for name, value in _equalities(wanted)]
     if wanted.before_seq is not None:
         found.append(("seq <", wanted.before_seq))
     if wanted.ended_since_s is not None:

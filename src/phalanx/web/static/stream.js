@@ -39,6 +39,7 @@ export function followFleet() {
     publish(null, null);
   });
   source.addEventListener("delta", (event) => {
+    const start = performance.now();
     const delta = JSON.parse(event.data);
     for (const [at, state, cells, jobs] of delta.nodes) {
       fleet.states[at] = state;
@@ -48,5 +49,7 @@ export function followFleet() {
     fleet.counts = delta.counts;
     fleet.now_s = delta.now_s;
     publish(delta.nodes.map((node) => node[0]), delta.changed_more ? null : delta.changed);
+    performance.clearMeasures("tick");
+    performance.measure("tick", { start, detail: { nodes: delta.nodes.length } }); // for benchmarks.dashboard
   });
 }

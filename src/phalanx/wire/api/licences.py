@@ -30,6 +30,7 @@ class LicenceList(msgspec.Struct, frozen=True, kw_only=True):
     """All licences by name."""
 
     licences: list[LicenceView]
+    next: str = ""
 
 
 class LicenceBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

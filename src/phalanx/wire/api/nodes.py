@@ -217,6 +217,7 @@ class NodeList(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: list[NodeView]
     ordered: list[OrderedNodeView] = []
+    next: str = ""
 
 
 class NodeReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,6 +272,7 @@ class ReservationList(msgspec.Struct, frozen=True, kw_only=True):
     """All reservations that have not ended, by start."""
 
     reservations: list[ReservationView]
+    next: str = ""
 
 
 class ReservationReply(msgspec.Struct, frozen=True, kw_only=True):

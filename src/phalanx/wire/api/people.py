@@ -21,6 +21,7 @@ class UserList(msgspec.Struct, frozen=True, kw_only=True):
     """All users by id."""
 
     users: list[UserView]
+    next: str = ""
 
 
 class UserReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +50,7 @@ class ProjectList(msgspec.Struct, frozen=True, kw_only=True):
     """All projects by id."""
 
     projects: list[ProjectView]
+    next: str = ""
 
 
 class ProjectReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +84,7 @@ class TokenList(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens, oldest first."""
 
     tokens: list[TokenView]
+    next: str = ""
 
 
 class TokenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -55,6 +55,7 @@ class PoolList(msgspec.Struct, frozen=True, kw_only=True):
     """All node pools by name."""
 
     pools: list[PoolView]
+    next: str = ""
 
 
 class PoolReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,6 +88,7 @@ class QueueList(msgspec.Struct, frozen=True, kw_only=True):
     """All queues by id."""
 
     queues: list[QueueView]
+    next: str = ""
 
 
 class QueueReply(msgspec.Struct, frozen=True, kw_only=True):

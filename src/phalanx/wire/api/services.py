@@ -91,6 +91,7 @@ class ServiceList(msgspec.Struct, frozen=True, kw_only=True):
     """Services by name."""
 
     services: list[ServiceView]
+    next: str = ""
 
 
 class ServiceChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
