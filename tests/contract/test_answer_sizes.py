@@ -38,7 +38,9 @@ OTHERS = {
     "/v1/me": "one record",
     "/v1/openapi.json": "one document",
     "/v1/profile": "one document of at most `profile_bytes`",
+    "/v1/retention": "one record",
     "/v1/rules": "one document of at most `body_bytes`",
+    "/v1/waste": "at most 1,000 rows of a fixed size",
     "/v1/usage": "at most 1,000 rows of a fixed size",
 }
 # How each list continues: the field of the answer with the records, and the parameters of the next page.
