@@ -156,7 +156,10 @@ def chromium() -> Iterator[Chromium]:
             "about:blank",
         ]
         process = subprocess.Popen(
-            [program(), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [program() or PROGRAMS[0], *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         try:
             yield Chromium(folder, process)
