@@ -24,6 +24,7 @@ from phalanx.cli.cluster.doctor import _fix_for_silence
 from phalanx.cli.cluster.machine_checks import check_accounts, check_packages, check_permissions
 from phalanx.cli.cluster.state_folder import RecordedHead, own_node_names
 from phalanx.cli.jobs import exec as exec_module
+from phalanx.cli.jobs import job_follower
 from phalanx.cli.jobs.ps import _where_or_why
 from phalanx.cli.jobs.show import _facts
 from phalanx.cli.jobs.show import _usage_lines as usage_lines
@@ -294,6 +295,34 @@ def test_run_of_one_task_has_no_prefix_unless_asked(head, typed):
     assert typed("run", "--rank", "all", "--", "true")[:2] == (0, "[rank 0] a\n")
     assert typed("run", "--gpus", "4", "--rank", "0", "--", "true")[:2] == (0, "a\n")
     assert "rank=0" in head.sent("GET", "/v1/jobs/21/logs")[-1]["query"]
+
+
+def test_a_run_that_was_long_enough_ends_with_two_lines_of_advice(head, typed, monkeypatch):
+    head.log_events = run_events(log(0, "a\n"))
+    head.ran_s = 599.0
+    assert "advice" not in typed("run", "--", "true")[2]
+    assert not head.sent("GET", "/v1/jobs/21/usage")
+    head.ran_s = 600.0
+    code, out, err = typed("run", "--", "true")
+    assert (code, out) == (0, "a\n")
+    last, first, second = err.splitlines()[-3:]
+    assert last == "job 21 succeeded after 10m00s"
+    assert first.startswith("advice: --gpus 1x4 --cpus 32: use one node. It ran on 2 nodes")
+    assert second.startswith("advice: DataLoader(num_workers=8")
+    monkeypatch.setattr(job_follower, "ADVICE_LIMIT_S", 0.1)
+    head.refuse["/v1/jobs/21/usage"] = (503, "try_later", "busy", "")
+    code, _, err = typed("run", "--", "true")
+    assert (code, err.splitlines()[-1]) == (0, last), "advice that cannot be had is no error"
+
+
+def test_usage_prints_all_advice_and_show_two_lines_of_it(head, typed):
+    out = typed("usage", "12")[1]
+    assert "use one node: --gpus 1x4 --cpus 32" in out
+    assert "a shorter limit starts sooner: it fits into gaps: --time 15m" in out
+    assert len(json.loads(typed("usage", "12", "--json")[1])["advice"]) == 3
+    shown = typed("show", "12")[1]
+    assert "  --gpus 1x4 --cpus 32: use one node." in shown
+    assert "--time 15m" not in shown
 
 
 @pytest.mark.parametrize(

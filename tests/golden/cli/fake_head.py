@@ -26,6 +26,7 @@ class FakeHead:
         self.reservations = []
         self.reservation = {}
         self.detail = ""  # why its job ended so
+        self.ran_s = 2.0
         self.on_stop = lambda: None
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
         self.server.daemon_threads = True
@@ -108,7 +109,7 @@ class FakeHead:
             exit_code=end["exit_code"],
             detail=self.detail,
             started_s=views.NOW_S,
-            ended_s=views.NOW_S + 2,
+            ended_s=views.NOW_S + self.ran_s,
         )
         return {"job": json.loads(views.encoded(job)), "attempts": []}
 

@@ -75,6 +75,9 @@ def job_usage_view(services: HeadServices, job: Job, summary: UsageSummary) -> J
 
 def job_advice(services: HeadServices, job: Job) -> tuple[Advice, ...]:
     """Advice without that on checkpoints, which would read the reports of all steps."""
+    now_s = services.clock.now_s()
+    if all(_run_s(attempt, now_s) < JUDGED_MIN_S for attempt in services.store.attempts(job.id)):
+        return ()
     evidence = _judge(services, job, None).evidence
     return () if evidence is None else advise(evidence)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from phalanx.cli.cells import wait_text
+from phalanx.cli.connection import connect
 from phalanx.cli.jobs.grants_note import grants_note
 from phalanx.cli.jobs.job_end import end_summary, exit_code
 from phalanx.cli.jobs.log_printer import LogPrinter
@@ -21,6 +22,8 @@ from phalanx.wire.api.output import EndEvent, StateEvent
 
 if TYPE_CHECKING:
     from phalanx.client import Client
+
+ADVICE_LIMIT_S: Final = 10.0  # that a run waits for advice after its job; then it ends without
 
 
 class StatusLine:
@@ -123,18 +126,18 @@ class _StatePrinter:
 
 def _end(head: Client, job_id: str, event: EndEvent | None) -> int:
     job = head.job(job_id).job
-    print("\n".join([end_summary(job), *_advice(head, job)]), file=sys.stderr, flush=True)
+    print("\n".join([end_summary(job), *_advice(job)]), file=sys.stderr, flush=True)
     return exit_code(job.state if event is None else event.state, job.exit_code if event is None else event.exit_code)
 
 
-def _advice(head: Client, job: JobView) -> list[str]:
+def _advice(job: JobView) -> list[str]:
     """The most valuable advice after a job that ran long enough; none if it cannot be had."""
     if job.states or job.started_s is None or job.ended_s is None or job.ended_s - job.started_s < JUDGED_MIN_S:
         return []
     from phalanx.cli.jobs.usage import SHORT_ADVICE, advice_lines  # loads records that only few runs need
 
     try:
-        found = head.job_usage(job.id)
+        found = connect(ADVICE_LIMIT_S, ADVICE_LIMIT_S).job_usage(job.id)
     except PhalanxError:
         return []
     return [f"advice: {line}" for line in advice_lines(found.advice, most=SHORT_ADVICE)]

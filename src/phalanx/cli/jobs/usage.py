@@ -82,10 +82,11 @@ def _held(found: JobUsageView) -> str:
         return "nothing yet"
     nodes = len({share.node for share in attempts[-1].nodes})
     tries = f", {len(attempts)} attempts" if len(attempts) > 1 else ""
+    where = f"on {cells.count(nodes, 'node')}"
+    if not attempts[-1].gpus:
+        return f"CPUs {where}{tries}"
     virtual = " of virtual devices" if found.summary.virtual else ""
-    return (
-        f"{_number(found.gpu_hours)} GPU-hours{virtual} on {cells.count(nodes, 'node')}, requested {found.gpus}{tries}"
-    )
+    return f"{_number(found.gpu_hours)} GPU-hours{virtual} {where}, requested {found.gpus}{tries}"
 
 
 def _hours(by_state: dict[str, float]) -> str:

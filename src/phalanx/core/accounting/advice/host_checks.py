@@ -181,7 +181,7 @@ def saves_too_rarely(job: JobEvidence) -> Advice | None:
             return None
         return Advice(
             check="saves_too_rarely",
-            measured=f"It made no checkpoint in {format_duration(saves.trained_s)}: a failure loses all of it",
+            measured=f"It reported no checkpoint in {format_duration(saves.trained_s)}: a failure loses all of it",
             change="let it save, at the interval that costs least",
             flag="phalanx.torch.checkpoint(model, optimizer)",
         )
