@@ -37,6 +37,16 @@ NOW_S, BOOT_S = 1_800_000_000.0, 5_000.0
 V, U, O, A, N = UserRole.VIEWER, UserRole.USER, UserRole.OPERATOR, UserRole.ADMIN, UserRole.NODE  # noqa: E741  # as in a table
 
 
+class SilentNotifier:
+    """Accepts every message and sends none."""
+
+    def describe(self, url):
+        return url
+
+    def send(self, url, message):
+        pass
+
+
 @dataclass(frozen=True)
 class Who:
     """Somebody who calls. `name` of a user; `refused`: nobody looks at who they are."""
@@ -114,7 +124,7 @@ class Bench:
     fresh: int = 0
 
     def __post_init__(self):
-        self.head = ApiHead(self.home)
+        self.head = ApiHead(self.home, notifier=SilentNotifier())
         setattr(self.head.clock, "now_s", lambda: NOW_S)  # the clock of the head, which every part of it holds
         setattr(self.head.clock, "boottime_s", lambda: BOOT_S)
         authority = CertificateAuthority(StateFolder.open(f"{self.home}/home"))

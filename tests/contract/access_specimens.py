@@ -12,7 +12,8 @@ import msgspec
 
 from phalanx.core.access.rules import CallerRelation
 from phalanx.core.fleet.power_limits import PowerLimits
-from phalanx.core.state.events import MemberReady, NodeDied, PowerLimited, SubmitService
+from phalanx.core.state.events import MemberReady, NodeDied, PowerLimited, PutChannel, SubmitService
+from phalanx.core.work.channel import Channel
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.planner.calibration.profile import NodeMeasurement, Profile
 from phalanx.planner.calibration.record_codec import encode_record
@@ -151,6 +152,20 @@ def licence(case):
     reply = case.bench.call(None, "PUT", path, {"seats": 4}, headers=admin)
     assert reply.status_code == 200, reply.text
     return Ask(path)
+
+
+def channel(suffix):
+    """A channel of its own for each call."""
+
+    def make(case):
+        name = f"channel-{case.number}"
+        known = Channel(
+            id=name, url="json://127.0.0.1", shown="json://127.0.0.1", project="", topics=(), by="root", created_s=1.0
+        )
+        case.bench.head.ask(PutChannel(channel=known))
+        return Ask(f"/v1/channels/{name}{suffix}", ok=(204,))
+
+    return make
 
 
 def pool(method):
@@ -322,6 +337,10 @@ SPECIMENS = {
     "DELETE /v1/pools/{pool_id}": pool("DELETE"),
     "GET /v1/profile": plain("/v1/profile"),
     "PUT /v1/profile": profile,
+    "GET /v1/channels": plain("/v1/channels"),
+    "PUT /v1/channels/{name}": lambda case: Ask(f"/v1/channels/put-{case.number}", {"url": "json://127.0.0.1"}),
+    "DELETE /v1/channels/{name}": channel(""),
+    "POST /v1/channels/{name}/test": channel("/test"),
     "GET /v1/retention": plain("/v1/retention"),
     "PUT /v1/retention": lambda case: Ask("/v1/retention", {"periods_s": {"logs": 1e9 + case.number}}),
     "POST /v1/retention/runs": lambda case: Ask(

@@ -89,6 +89,7 @@ class ApiHead:
     store: MemoryStore = field(default_factory=MemoryStore)
     head_id: str = "head-1"
     storage_key: str = "k"
+    notifier: object = None
 
     def __post_init__(self):
         self.clock, self.logs = Clock(), FileLogs(f"{self.home}/logs")
@@ -126,6 +127,7 @@ class ApiHead:
             mailboxes=self.mailboxes,
             telemetry=self.telemetry,
             usage_hours=self.usage.hours,
+            notifier=self.notifier,
             waste=self.usage.waste,
             attempt_use=self.usage.attempt_use,
             clock=self.clock,

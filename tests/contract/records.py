@@ -26,6 +26,7 @@ from phalanx.core.state.records import RECORDS, Idempotency
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.attempt_use import AttemptUse, DeviceUse, NodeUse
+from phalanx.core.work.channel import Channel, ChannelMark, ChannelTopic
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import Job, JobState
@@ -233,6 +234,16 @@ def one_of_each_kind():
         pool_node(),
         Licence(id="matlab", total=20),
         RetentionPolicy(periods=((RetainedFiles.LOGS, 7_776_000.0),), by=UserId("root"), at_s=5.0),
+        Channel(
+            id="ops",
+            url="json://user:secret@example.org",
+            shown="json://user:****@example.org",
+            project=ProjectId("nlp"),
+            topics=(ChannelTopic.JOBS, ChannelTopic.WASTE),
+            by=UserId("root"),
+            created_s=6.0,
+        ),
+        ChannelMark(id="ops", seq=7, digest="2026-10"),
         usage_hour(),
         UsageMark(
             id=USAGE_MARK,

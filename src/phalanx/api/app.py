@@ -21,6 +21,7 @@ from phalanx.api.pages import pages, service_pages, settings, sign_in
 from phalanx.api.routes import (
     audit,
     blobs,
+    channels,
     energy,
     events,
     exec_routes,
@@ -76,6 +77,7 @@ _RESOURCES = (
     files,
     exec_routes,
     blobs,
+    channels,
     people,
     audit,
     usage,

@@ -17,9 +17,11 @@ from starlette.requests import HTTPConnection
 
 from phalanx.api.auth.audited_call import CURRENT_CALL
 from phalanx.api.auth.authenticator import Authenticator
+from phalanx.api.live.channel_sender import ChannelSender
 from phalanx.api.live.controller_futures import ControllerFutures
 from phalanx.api.live.exec_sessions import ExecSessionRegistry
 from phalanx.api.live.fleet_feed import FleetFeed
+from phalanx.api.live.history_tail import newest_seq
 from phalanx.api.live.hub import Broadcast, FollowerHub
 from phalanx.api.nodes.file_cleaner import FileCleaner
 from phalanx.api.nodes.retention import PendingUploads, RetentionWorker
@@ -77,6 +79,7 @@ class ApiRuntime:
         self.supervisors = SupervisorRegistry(services.store)
         self.checkpoint_copies = CheckpointCopies(services.checkpoint_root, services.output_root)
         self.output_copies = OutputCopies(services.output_root)
+        self.channel_sender = ChannelSender(services, partial(newest_seq, services.store))
         self.file_cleaner = FileCleaner(services, self.checkpoint_copies, self.output_copies)
         self.pending_uploads = PendingUploads()
         self.counts: dict[str, int] = {}
@@ -182,6 +185,8 @@ class ApiRuntime:
         )
         self.services.controller.listen(settling.on_commit)
         settling.start()
+        if self.services.notifier is not None:
+            self.channel_sender.start()
         self._upkeep = asyncio.get_running_loop().create_task(self._run_upkeep())
 
     async def upkeep(self) -> None:
@@ -224,6 +229,7 @@ class ApiRuntime:
             self._upkeep.cancel()
         self.hub.close()
         self.fleet_feed.close()
+        self.channel_sender.close()
         self.sessions.close()
 
     async def wait_for_websockets(self, timeout_s: float) -> None:

@@ -30,6 +30,7 @@ from phalanx.ports.blobs import Blobs
 from phalanx.ports.clock import Clock
 from phalanx.ports.election import HeadRecord, Leader
 from phalanx.ports.logs import Logs
+from phalanx.ports.notifier import Notifier
 from phalanx.ports.store import Store
 from phalanx.wire.join import JoinArguments, JoinReply, JoinRequest
 from phalanx.wire.manifest import MANIFEST_BYTES_MAX
@@ -299,6 +300,7 @@ class HeadServices:
         attempt_use: what an attempt used of its devices and nodes; None if nothing was measured.
         usage_parts: the parts of a node's devices now: device, job or "", and the part with its state.
         waste: what is wasted now.
+        notifier: sends messages to services outside; None if this head sends none.
         offer: returns what a node has, given the name of a provider and its text; raises BadRequest. None without providers.
     """
 
@@ -326,5 +328,6 @@ class HeadServices:
     attempt_use: Callable[[JobId, Epoch], AttemptUse | None] = lambda *_: None
     usage_parts: Callable[[NodeId], list[tuple[int, str, Part]]] = lambda _: []
     waste: Callable[[], WasteNow] = WasteNow
+    notifier: Notifier | None = None
     hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
     limits: ApiLimits = field(default_factory=ApiLimits)

@@ -69,6 +69,7 @@ from phalanx.node.processes.file_limits import raise_file_limit
 from phalanx.planner.facts.device_speeds import device_speed_facts
 from phalanx.planner.facts.failure_rules import shipped_rules
 from phalanx.ports.engine import Discovery
+from phalanx.providers.notifications.apprise_notifier import AppriseNotifier
 from phalanx.providers.registry import provider_type
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
@@ -221,6 +222,7 @@ class Head:
                 attempt_use=self._usage.attempt_use,
                 usage_parts=self._usage.parts,
                 waste=self._usage.waste,
+                notifier=AppriseNotifier(),
                 clock=self._clock,
                 node_secret=self._secret,
                 version=__version__,

@@ -93,6 +93,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "restore": CommandEntry(
             "phalanx.cli.cluster.backup:restore", "Restore the records, also into another database."
         ),
+        "channels": CommandEntry(
+            "phalanx.cli.cluster.channels:channels", "List, add, test or remove channels for messages."
+        ),
         "clean": CommandEntry(
             "phalanx.cli.cluster.retention:clean", "Remove logs, outputs and checkpoints of jobs that ended long ago."
         ),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from phalanx.client.api_calls import LazyModule, decode_record
 from phalanx.client.audit import AuditApi
+from phalanx.client.channels import ChannelsApi
 from phalanx.client.energy import EnergyApi
 from phalanx.client.exec_sessions import ExecApi
 from phalanx.client.jobs import JobsApi
@@ -51,6 +52,7 @@ class Client(
     QueuesApi,
     FailureRulesApi,
     RetentionApi,
+    ChannelsApi,
     AuditApi,
     UsageApi,
     EnergyApi,

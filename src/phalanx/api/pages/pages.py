@@ -10,9 +10,9 @@ from starlette.responses import Response
 from phalanx.api.auth.authenticator import may_see_all_of, require_action, require_job
 from phalanx.api.auth.redaction import JobRedactor
 from phalanx.api.http.routing import MediaType, RouteTable, identify_caller
+from phalanx.api.live.history_tail import newest_seq
 from phalanx.api.pages.responses import error_page, page_response, sign_in_page, viewer_of
 from phalanx.api.routes.audit import audit_line_view
-from phalanx.api.routes.events import newest_seq
 from phalanx.api.routes.nodes import read_node
 from phalanx.api.routes.queues import read_queues
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
@@ -141,7 +141,7 @@ async def show_node_page(request: Request, node_id: NodeId) -> Response:
     def read() -> Html:
         node = read_node(runtime.services, node_id)
         lines: list[HistoryLine] = []
-        after = max(0, newest_seq(runtime) - NODE_HISTORY_SEARCHED)
+        after = max(0, newest_seq(runtime.services.store) - NODE_HISTORY_SEARCHED)
         while page := store.history(node_id=node_id, after=after, limit=NODE_HISTORY_SHOWN):
             lines, after = [*lines, *page][-NODE_HISTORY_SHOWN:], page[-1].seq
         return pages.node_page(node, JobRedactor(store, caller).redact_all(lines), viewer)

@@ -20,6 +20,7 @@ from phalanx.api.http.routing import (
 )
 from phalanx.api.live.event_framing import HEARTBEAT, encode_event
 from phalanx.api.live.event_streams import EventStream
+from phalanx.api.live.history_tail import newest_seq
 from phalanx.api.routes.jobs import history_page
 from phalanx.api.runtime import (
     ApiRuntime,
@@ -55,7 +56,11 @@ async def all_events(request: Request, after: OptionalNonNegative = None) -> Res
     """Follow all jobs from now on, or after a seq: `story` events, and after each batch the `state` of its jobs."""
     runtime = runtime_of(request)
     last_id = request.headers.get("last-event-id")
-    start = _after(request, after or 0) if last_id or after is not None else await run_in_thread(newest_seq, runtime)
+    start = (
+        _after(request, after or 0)
+        if last_id or after is not None
+        else await run_in_thread(newest_seq, runtime.services.store)
+    )
     caller = caller_of(request)
     return EventStream(runtime, caller.user, _follow_all(runtime, caller, start), _permission_check(request))
 
@@ -156,21 +161,6 @@ def _lines(
 ) -> Sequence[HistoryLine]:
     node_id = None if node is None else NodeId(node)
     return runtime.services.store.history(job_id=job_id, node_id=node_id, after=after, limit=limit)
-
-
-def newest_seq(runtime: ApiRuntime) -> int:
-    """Return the seq of the newest line of the history. Seqs are dense and the store pages forward, so bisect: about 40 short reads."""
-    history = runtime.services.store.history
-    low, high = 0, 1
-    while history(after=high, limit=1):
-        low, high = high, high * 2
-    while low < high:
-        middle = (low + high) // 2
-        if history(after=middle, limit=1):
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def _after(request: Request, after: int) -> int:

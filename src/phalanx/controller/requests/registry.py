@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from phalanx.controller.requests import (
+    channels,
     fleet_requests,
     job_requests,
     labels,
@@ -36,6 +37,7 @@ _MODULES: Final = (
     queues,
     reservations,
     retention,
+    channels,
     fleet_requests,
     services,
 )

@@ -33,6 +33,7 @@ from phalanx.core.ids import (
 )
 from phalanx.core.work.attempt import EndCause, TaskExit
 from phalanx.core.work.attempt_use import AttemptUse
+from phalanx.core.work.channel import Channel, ChannelMark
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job, JobState, PublishedCheckpoint
 from phalanx.core.work.pace import StepPace
@@ -355,6 +356,28 @@ class RecordRemovedFiles(Request[None]):
     jobs: Sequence[tuple[JobId, RetainedFiles]]
     why: str
     by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutChannel(Request[None]):
+    """Add a notification channel, or replace one of that name."""
+
+    channel: Channel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveChannel(Request[None]):
+    """Remove a notification channel."""
+
+    name: str
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkChannels(Request[None]):
+    """Record how far channels have been told. Sent by the head after a message was accepted."""
+
+    marks: Sequence[ChannelMark]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

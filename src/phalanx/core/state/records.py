@@ -25,6 +25,7 @@ from phalanx.core.ids import (
 )
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.attempt_use import AttemptUse
+from phalanx.core.work.channel import Channel, ChannelMark
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Project, Queue, QueueUsage
@@ -132,6 +133,10 @@ ATTEMPT_USES: Final = RecordKind[tuple[JobId, Epoch], AttemptUse](
     in_world=False,
 )
 LICENCES: Final = RecordKind[str, Licence]("licence", Licence, "licences", 3)
+CHANNELS: Final = RecordKind[str, Channel]("notification channel", Channel, "channels", 5)
+CHANNEL_MARKS: Final = RecordKind[str, ChannelMark](
+    "position of a notification channel", ChannelMark, "channel_marks", 5
+)
 RETENTION: Final = RecordKind[str, RetentionPolicy]("retention policy", RetentionPolicy, "retention", 5)
 JOBS: Final = RecordKind[JobId, Job](
     "job",
@@ -195,6 +200,8 @@ Record = (
     | PoolNode
     | Licence
     | RetentionPolicy
+    | Channel
+    | ChannelMark
     | UsageHour
     | UsageMark
     | AttemptUse
@@ -219,6 +226,8 @@ RECORDS: Final[tuple[RecordKind[Any, Any], ...]] = (
     POOL_NODES,
     LICENCES,
     RETENTION,
+    CHANNELS,
+    CHANNEL_MARKS,
     USAGE_HOURS,
     USAGE_MARKS,
     ATTEMPT_USES,

@@ -1,0 +1,243 @@
+"""Tells notification channels of lines of the history, and of the past month. A thread reads, others send, so that no channel waits for another.
+
+Each line is sent at least once: a head that crashes after sending and before it has recorded that sends again. Lines that come close together
+are one message.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from phalanx.api.services import HeadServices
+from phalanx.core.access.audit import AuditCall
+from phalanx.core.accounting.usage_digest import digest_message
+from phalanx.core.errors import PhalanxError, TryLater
+from phalanx.core.ids import JobId, ProjectId, TokenId, UserId
+from phalanx.core.state.events import MarkChannels
+from phalanx.core.state.records import CHANNEL_MARKS, CHANNELS
+from phalanx.core.work.channel import KINDS, Channel, ChannelMark, ChannelTopic, Message, message_of
+from phalanx.core.work.job import Job
+from phalanx.ports.notifier import Notifier
+from phalanx.wire.api.channels import ChannelView
+
+TICK_S: Final = 2.0
+BETWEEN_S: Final = 10.0  # two messages to one channel
+RETRY_S: Final = (10.0, 30.0, 120.0, 600.0)  # after failures in a row; then always the last
+PENDING_MAX: Final = 1000  # lines that wait for one channel; past that the oldest are dropped
+_MARK_EVERY_S: Final = 3600.0  # how much of the history a head reads again at most
+_PAGE: Final = 1000
+_SENDERS: Final = 4
+_TIMEOUT_S: Final = 60.0  # of a commit
+_HEAD: Final = AuditCall(user=UserId("head"), token_id=TokenId(""), origin="head", action="channels")
+_log: Final = logging.getLogger("phalanx.channels")
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far one channel is. `seq`: of the last line that it was compared with; `sent_seq`, `digest`: as recorded."""
+
+    seq: int
+    sent_seq: int
+    digest: str
+    pending: list[tuple[ChannelTopic, str]] = field(default_factory=list)
+    sending: Future[None] | None = None
+    sending_lines: int = 0
+    sending_digest: str = ""
+    next_s: float = 0.0
+    marked_s: float = 0.0
+    failures: int = 0
+    error: str = ""
+    sent_s: float | None = None
+    messages: int = 0
+
+
+class ChannelSender:
+    """See the module. `newest_seq`: the seq of the newest line of the history."""
+
+    def __init__(self, services: HeadServices, newest_seq: Callable[[], int]) -> None:
+        self._services, self._newest_seq = services, newest_seq
+        self._lock = threading.Lock()
+        self._progress: dict[str, _Progress] = {}
+        self._closing = threading.Event()
+        self._pool = ThreadPoolExecutor(_SENDERS, thread_name_prefix="channels")
+
+    @property
+    def notifier(self) -> Notifier:
+        """What sends messages.
+
+        Raises:
+            TryLater: this head has none.
+        """
+        if self._services.notifier is None:
+            raise TryLater("this head cannot send messages")
+        return self._services.notifier
+
+    def start(self) -> None:
+        """Start the thread."""
+        threading.Thread(target=self._run, name="channels", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread at its next tick; a message that is being sent is not waited for."""
+        self._closing.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def views(self) -> list[ChannelView]:
+        """All channels, by name."""
+        with self._lock:
+            return [self._view(channel) for channel in self._services.store.records(CHANNELS)]
+
+    def step(self) -> None:
+        """Read new lines of the history, take the results of what was sent, and send what is due. Called by the thread."""
+        with self._lock:
+            channels = self._services.store.records(CHANNELS)
+            names = {channel.id for channel in channels}
+            for gone in self._progress.keys() - names:
+                del self._progress[gone]
+            for channel in channels:
+                if channel.id not in self._progress:
+                    self._progress[channel.id] = self._begin(channel)
+            if channels:
+                self._read(channels)
+                for channel in channels:
+                    self._finish(channel, self._progress[channel.id])
+                    self._send(channel, self._progress[channel.id])
+                self._mark()
+
+    def _run(self) -> None:
+        while not self._closing.wait(TICK_S):
+            try:
+                self.step()
+            except PhalanxError as error:
+                _log.warning("channels: %s", error)
+            except Exception:  # noqa: BLE001  an internal error must not end the thread; the next tick tries again
+                _log.exception("internal error in the sender of messages")
+
+    def _begin(self, channel: Channel) -> _Progress:
+        mark = self._services.store.record(CHANNEL_MARKS, channel.id)
+        if mark is None:  # a new channel is told of what happens from now on
+            mark = ChannelMark(id=channel.id, seq=self._newest_seq(), digest=self._month(0))
+            self._record([mark])
+        return _Progress(seq=mark.seq, sent_seq=mark.seq, digest=mark.digest, marked_s=self._now_s())
+
+    def _read(self, channels: list[Channel]) -> None:
+        """Compare all channels with the lines that are new to one of them."""
+        jobs: dict[JobId, Job | None] = {}
+        after = min(self._progress[channel.id].seq for channel in channels)
+        while lines := self._services.store.history(after=after, limit=_PAGE):
+            for line in lines:
+                topic = KINDS.get(line.kind)
+                if topic is None:
+                    continue
+                job = self._job(line.job_id, jobs)
+                project = ProjectId("") if job is None else job.project
+                text = (
+                    line.text if job is None else f"job {job.id} ({job.name}) of {job.user} in {project}: {line.text}"
+                )
+                for channel in channels:
+                    progress = self._progress[channel.id]
+                    if line.seq > progress.seq and channel.takes(topic, project):
+                        progress.pending.append((topic, text))
+            after = lines[-1].seq
+            for channel in channels:
+                progress = self._progress[channel.id]
+                progress.seq = max(progress.seq, after)
+                del progress.pending[:-PENDING_MAX]
+            if len(lines) < _PAGE:
+                return
+
+    def _job(self, job_id: JobId | None, known: dict[JobId, Job | None]) -> Job | None:
+        if job_id is None:
+            return None
+        if job_id not in known:
+            known[job_id] = self._services.store.job(job_id)
+        return known[job_id]
+
+    def _send(self, channel: Channel, progress: _Progress) -> None:
+        """Send what waits, if anything does and the channel is ready."""
+        if progress.sending is not None or self._now_s() < progress.next_s:
+            return
+        month = self._month(-1)
+        if progress.digest != self._month(0) and channel.takes(ChannelTopic.DIGEST, channel.project):
+            message, progress.sending_digest = self._digest(month, channel.project), self._month(0)
+        elif progress.pending:
+            message, progress.sending_lines = message_of(progress.pending), len(progress.pending)
+        else:
+            return
+        progress.sending = self._pool.submit(partial(self.notifier.send, channel.url, message))
+
+    def _finish(self, channel: Channel, progress: _Progress) -> None:
+        """Take the result of a message that was sent."""
+        if progress.sending is None or not progress.sending.done():
+            return
+        error, progress.sending = progress.sending.exception(), None
+        if error is None:
+            progress.failures, progress.error = 0, ""
+            progress.sent_s, progress.messages = self._services.clock.now_s(), progress.messages + 1
+            progress.next_s = self._now_s() + BETWEEN_S
+            del progress.pending[: progress.sending_lines]
+            progress.digest = progress.sending_digest or progress.digest
+            progress.marked_s = 0.0  # record it now
+        else:
+            progress.error = str(error) if isinstance(error, PhalanxError) else type(error).__name__
+            progress.next_s = self._now_s() + RETRY_S[min(progress.failures, len(RETRY_S) - 1)]
+            progress.failures += 1
+            _log.warning("channel %s: %s", channel.id, progress.error)
+        progress.sending_lines, progress.sending_digest = 0, ""
+
+    def _mark(self) -> None:
+        """Record how far channels are to which nothing is owed."""
+        marks = []
+        for name, progress in self._progress.items():
+            due = self._now_s() - progress.marked_s >= _MARK_EVERY_S
+            if due and not progress.pending and progress.sending is None:
+                marks.append(ChannelMark(id=name, seq=progress.seq, digest=progress.digest))
+        if marks:
+            self._record(marks)
+            for mark in marks:
+                self._progress[mark.id].marked_s, self._progress[mark.id].sent_seq = self._now_s(), mark.seq
+
+    def _record(self, marks: list[ChannelMark]) -> None:
+        self._services.controller.request(MarkChannels(marks=marks), replace(_HEAD)).result(timeout=_TIMEOUT_S)
+
+    def _digest(self, month: str, project: ProjectId) -> Message:
+        begin_s = _month_begin_s(month)
+        end_s = _month_begin_s(self._month(0))
+        hours = [hour for hour in self._services.usage_hours(begin_s) if begin_s <= int(hour.id) < end_s]
+        return digest_message(hours, month, project)
+
+    def _month(self, ahead: int) -> str:
+        """The current month (0), or the one before (-1), in UTC."""
+        now = time.gmtime(self._services.clock.now_s())
+        number = now.tm_year * 12 + now.tm_mon - 1 + ahead
+        return f"{number // 12}-{number % 12 + 1:02d}"
+
+    def _now_s(self) -> float:
+        return self._services.clock.boottime_s()
+
+    def _view(self, channel: Channel) -> ChannelView:
+        progress = self._progress.get(channel.id)
+        return ChannelView(
+            name=channel.id,
+            shown=channel.shown,
+            project=channel.project,
+            topics=[topic.value for topic in channel.topics],
+            by=channel.by,
+            created_s=channel.created_s,
+            pending=0 if progress is None else len(progress.pending),
+            messages=0 if progress is None else progress.messages,
+            sent_s=None if progress is None else progress.sent_s,
+            error="" if progress is None else progress.error,
+        )
+
+
+def _month_begin_s(month: str) -> float:
+    import calendar
+
+    return float(calendar.timegm(time.strptime(f"{month}-01 UTC", "%Y-%m-%d %Z")))

@@ -1,0 +1,104 @@
+"""Notification channels: where messages about jobs, nodes, waste and budgets go, and which lines of the history are such messages."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.ids import ProjectId, UserId
+
+LINES_MAX: Final = 20  # in one message; a storm of events becomes one message that counts the others
+
+
+class ChannelTopic(enum.StrEnum):
+    """What a channel can be told. DIGEST: the use of the past month, on its first day after."""
+
+    JOBS = "jobs"
+    NODES = "nodes"
+    WASTE = "waste"
+    BUDGET = "budget"
+    DIGEST = "digest"
+
+
+KINDS: Final[Mapping[str, ChannelTopic]] = {
+    "failed": ChannelTopic.JOBS,
+    "timeout": ChannelTopic.JOBS,
+    "never": ChannelTopic.JOBS,
+    "node_down": ChannelTopic.NODES,
+    "node_up": ChannelTopic.NODES,
+    "bad_node": ChannelTopic.NODES,
+    "drained": ChannelTopic.NODES,
+    "undrained": ChannelTopic.NODES,
+    "idle_warning": ChannelTopic.WASTE,
+    "idle_notice": ChannelTopic.WASTE,
+    "idle_ended": ChannelTopic.WASTE,
+    "budget_warning": ChannelTopic.BUDGET,
+    "budget_exceeded": ChannelTopic.BUDGET,
+}
+"""The topic of each kind of history line that is sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """One channel.
+
+    Attributes:
+        id: its name.
+        url: of the service, as Apprise reads it. A secret: most contain a token.
+        shown: the URL without its secrets.
+        project: only messages about jobs of this project; "" for all.
+        topics: empty for all.
+        created_s: Unix seconds.
+    """
+
+    id: str
+    url: str
+    shown: str
+    project: ProjectId
+    topics: tuple[ChannelTopic, ...]
+    by: UserId
+    created_s: float
+
+    def takes(self, topic: ChannelTopic, project: ProjectId) -> bool:
+        """Whether it is told of this topic. `project`: of the job that the message is about; "" for none."""
+        return (not self.topics or topic in self.topics) and self.project in ("", project)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelMark:
+    """How far a channel has been told. `seq`: of the last history line; `digest`: the last month, as 2026-11."""
+
+    id: str
+    seq: int
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What is sent."""
+
+    title: str
+    body: str
+
+
+def message_of(lines: Sequence[tuple[ChannelTopic, str]]) -> Message:
+    """One message of the texts of history lines, the oldest first; of more than LINES_MAX the newest, with the number of the others."""
+    shown = lines[-LINES_MAX:]
+    hidden = len(lines) - len(shown)
+    body = [*([f"{hidden} earlier messages are left out."] if hidden else []), *(text for _, text in shown)]
+    return Message(title=f"Phalanx: {_title(lines)}", body="\n".join(body))
+
+
+def _title(lines: Sequence[tuple[ChannelTopic, str]]) -> str:
+    if len(lines) == 1:
+        return lines[0][1][:100]
+    topics = sorted({topic.value for topic, _ in lines})
+    return f"{len(lines)} messages about {' and '.join(topics)}"
+
+
+def unknown_topics(names: Iterable[str]) -> list[str]:
+    """Those names that are no topic."""
+    known = {topic.value for topic in ChannelTopic}
+    return [name for name in names if name not in known]

@@ -1,0 +1,1 @@
+"""Services that messages are sent to."""
