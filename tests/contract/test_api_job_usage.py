@@ -21,7 +21,7 @@ def job(call):
     return supervisor, job_id
 
 
-def sample(head, supervisor, job_id, *utilizations, minutes, memory=GIB, every_s=20.0):
+def sample(head, supervisor, job_id, *utilizations, minutes, memory=GIB, every_s=60.0):
     """Samples of its devices for so many minutes of the head's time."""
     for number in range(int(minutes * 60 / every_s)):
         head.clock.ahead_s += every_s
@@ -38,7 +38,7 @@ def sample(head, supervisor, job_id, *utilizations, minutes, memory=GIB, every_s
             )
             for index, each in enumerate(utilizations)
         ]
-        used = JobSample(job_id=job_id, epoch=1, generation=0, cpu_s=number * every_s, memory_peak_bytes=memory)
+        used = JobSample(job_id=job_id, epoch=1, generation=0, cpu_s=(number + 1) * every_s, memory_peak_bytes=memory)
         request = SamplesRequest(
             supervisor_id=supervisor.id,
             node_id=supervisor.node_id,
