@@ -86,7 +86,7 @@ class LoadSupervisor:
                 supervisor_id=self.who,
                 folder="/var/tmp",
                 job_by_device=lambda: jobs,
-                pids_by_device=dict,
+                tenants_by_device=dict,
                 ended=self._ended,
                 renew_interval_s=lambda: renewer.renew_in_s,
             ).run,

@@ -159,6 +159,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_soak.py",
     "tests/e2e/test_frameworks_on_engines.py",
     "tests/e2e/test_training_on_engines.py",
+    "tests/e2e/test_usage_scenarios.py",
     "tests/e2e/test_wide.py",
     "tests/simulation/test_seeds.py::test_a_fixed_campaign_meets_every_edge_that_is_not_rare_and_every_fault_in_every_state",
     "tests/torch/test_calibrate.py",
@@ -343,6 +344,11 @@ SHARDS: tuple[Shard, ...] = (
             "tests/e2e/test_soak.py",
             "tests/e2e/test_openb_placement.py",
         ),
+    ),
+    Shard(
+        title="states of GPUs against what twenty kinds of processes do",
+        tests=("tests/e2e/test_usage_scenarios.py",),
+        sources=("core/accounting", "controller", "node/probes", "node/member"),
     ),
     Shard(title="phalanx.torch", tests=("tests/torch",), sources=("torch", "wire")),
     Shard(

@@ -319,6 +319,7 @@ SPECIMENS = {
     # nodes and queues
     "GET /v1/nodes": plain("/v1/nodes"),
     "GET /v1/nodes/{node_id}": plain("/v1/nodes/n0"),
+    "GET /v1/nodes/{node_id}/usage": plain("/v1/nodes/n0/usage"),
     "PATCH /v1/nodes": lambda case: Ask("/v1/nodes", {"labels": {"n1": {"rack": f"r{case.number}"}}}),
     "POST /v1/nodes/{node_id}/drain": plain("/v1/nodes/n1/drain", {"why": "a fan"}),
     "POST /v1/nodes/{node_id}/undrain": plain("/v1/nodes/n1/undrain"),

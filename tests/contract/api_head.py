@@ -126,6 +126,7 @@ class ApiHead:
             blobs=FileBlobs(f"{self.home}/blobs"),
             mailboxes=self.mailboxes,
             telemetry=self.telemetry,
+            usage_spans=self.usage.spans,
             usage_hours=self.usage.hours,
             notifier=self.notifier,
             waste=self.usage.waste,

@@ -45,7 +45,7 @@ class Sending:
             supervisor_id=SupervisorId("s"),
             folder=str(tmp_path),
             job_by_device=lambda: {0: JobId("1")},
-            pids_by_device=dict,
+            tenants_by_device=dict,
             ended=self.ended,
             indices_known=indices_known,
         )

@@ -12,6 +12,7 @@ from phalanx.core.accounting.usage_states import PartState, UsageState
 from phalanx.core.ids import NodeId
 
 STATES = st.builds(PartState, st.sampled_from(list(UsageState)), st.sampled_from(("", "quota")))
+REPLACED = st.sampled_from((frozenset[UsageState](), frozenset(UsageState)))
 STEP_MS = st.one_of(st.integers(0, 5000), st.integers(0, 3 * HOUR_MS))
 
 
@@ -21,7 +22,7 @@ def divisions(draw):
     cuts = sorted(draw(st.sets(st.integers(1, 999), max_size=3)))
     sizes = [end - begin for begin, end in zip([0, *cuts], [*cuts, 1000], strict=True)]
     return [
-        (key, milli, draw(STATES), draw(st.none() | st.integers(0, 2 * HOUR_MS)))
+        (key, milli, draw(STATES), draw(st.none() | st.integers(0, 2 * HOUR_MS)), draw(REPLACED))
         for key, milli in zip(("", "1", "2", "3"), sizes, strict=False)
     ]
 
@@ -62,8 +63,8 @@ def test_states_sum_to_fleet_times_time(happenings):
             del fleet[node]
         elif what == "divide" and node in fleet:
             parts = {
-                key: Part(Account(job=key), milli, state, None if ago is None else now_ms - ago)
-                for key, milli, state, ago in division
+                key: Part(Account(job=key), milli, state, None if ago is None else now_ms - ago, replaced)
+                for key, milli, state, ago, replaced in division
             }
             ledger.set_device(name, count % fleet[node], parts, now_ms)
         elif what == "settle":
@@ -87,6 +88,22 @@ def test_states_sum_to_fleet_times_time(happenings):
     for hour in ledger.hours.values():
         assert sum(hour.amounts.values()) == hour.fleet
         assert all(amount > 0 for amount in hour.amounts.values())
+    check_spans(ledger, fleet, now_ms)
+
+
+def check_spans(ledger, fleet, now_ms):
+    """At each moment the spans of a device are a whole device, and no part has two."""
+    for node in fleet:
+        by_device: dict[int, list] = {}
+        for index, span in ledger.spans(NodeId(node), now_ms):
+            by_device.setdefault(index, []).append(span)
+        for spans in by_device.values():
+            assert sum((one.end_ms - one.begin_ms) * one.milli for one in spans) == 1000 * (
+                max(one.end_ms for one in spans) - min(one.begin_ms for one in spans)
+            )
+            for key in {one.key for one in spans}:
+                times = [(one.begin_ms, one.end_ms) for one in spans if one.key == key]
+                assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(times))
 
 
 def test_state_that_became_known_later_counts_from_its_beginning():
@@ -103,6 +120,23 @@ def test_state_that_became_known_later_counts_from_its_beginning():
     ledger.settle(90_000)
     amounts = {state.state.value: amount for (_, state), amount in ledger.hours[0].amounts.items()}
     assert amounts == {"computing": 20_000_000, "hung": 70_000_000}
+
+
+def test_a_hang_replaces_what_was_made_of_the_silence_before_it_was_known():
+    ledger, n0, account = StateLedger(), NodeId("n0"), Account(job="1")
+
+    def becomes(state, at_ms, since_ms=None, replaces=frozenset()):
+        ledger.set_device(n0, 0, {"1": Part(account, 1000, PartState(state), since_ms, replaces)}, at_ms)
+
+    ledger.open_node(n0, {0: Part(account, 1000, PartState(UsageState.FREE))}, 0)
+    for at_s, state in ((0, "starting"), (10, "computing"), (30, "low"), (40, "computing"), (50, "low")):
+        becomes(UsageState(state), at_s * 1000)
+    becomes(UsageState.HUNG, 90_000, 25_000, frozenset({UsageState.COMPUTING, UsageState.LOW}))
+    ledger.settle(100_000)
+    spans = [(one.state.state.value, one.begin_ms // 1000, one.end_ms // 1000) for _, one in ledger.spans(n0, 100_000)]
+    assert spans == [("starting", 0, 10), ("computing", 10, 25), ("hung", 25, 100)]
+    amounts = {state.state.value: amount // 1_000_000 for (_, state), amount in ledger.hours[0].amounts.items()}
+    assert amounts == {"starting": 10, "computing": 15, "hung": 75}
 
 
 def test_parts_that_are_no_whole_device_are_refused():

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.controller.telemetry import ReportedSteps
 from phalanx.controller.usage_accounting import UsageAccountant
 from phalanx.controller.usage_resume import resume_ledger, usage_hour
 from phalanx.core.accounting.usage_report import UsageKey, sum_usage
 from phalanx.core.accounting.usage_states import UNOBSERVED, StepActivity
-from phalanx.core.ids import NodeId, SupervisorId, UserId
+from phalanx.core.fleet.node import NodeState
+from phalanx.core.ids import Generation, NodeId, SupervisorId, UserId
 from phalanx.core.state.events import CordonNode, RemoveNode, UsageCounted
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.usage_hour import USAGE_MARK, UsageMark
@@ -37,7 +39,7 @@ class Accounted:
         return int(self.cluster.now.wall_s * 1000)
 
     def _fresh(self, mark):
-        accountant = UsageAccountant(lambda *_: None, self._wait_word)
+        accountant = UsageAccountant(self._wait_word)
         resume_ledger(accountant, self.cluster.world, self.cluster.store, mark, self.now_ms)
         return accountant
 
@@ -171,15 +173,15 @@ START_MS = 1_700_000_000_000
 class OneGpu:
     """A job on one GPU: a second at a time, with a sample, and perhaps a step."""
 
-    def __init__(self):
+    def __init__(self, seen=AttemptState.PLACED):
         self.steps: StepActivity | None = None
         self.count = 0
         self.now_ms = START_MS
-        self.accountant = UsageAccountant(
-            lambda *_: None if self.steps is None else (self.count, self.steps), lambda _: ""
-        )
+        self.accountant = UsageAccountant(lambda _: "")
         case = placed(job("1", gpus=1), on="n0:0")
         self.attempt = replace(case.attempt, state=AttemptState.RUNNING, running_s=START_MS / 1000)
+        if seen is AttemptState.PLACED:
+            self.accountant.apply((case.job, case.attempt), (), START_MS)
         self.accountant.apply((make_node("n0", 1), case.job, self.attempt), (), START_MS)
         self.accountant.update(START_MS)
 
@@ -199,9 +201,14 @@ class OneGpu:
                 self.accountant.add_samples(request, self.now_ms)
             if step:
                 self.count += 1
-                self.accountant.steps_reported(self.attempt.job_id, self.now_ms)
+                self.report()
             self.accountant.update(self.now_ms)
         return self
+
+    def report(self):
+        assert self.steps is not None
+        steps = ReportedSteps(self.attempt.epoch, self.attempt.generation, self.count, self.steps)
+        self.accountant.steps_reported(self.attempt.job_id, steps, self.now_ms)
 
     def by_state(self):
         self.accountant.ledger.settle(self.now_ms)
@@ -243,6 +250,43 @@ def test_a_hang_that_passes_is_no_longer_one():
     assert found["hung"] == 100, "from the step that was due to the one that came"
 
 
+def test_a_job_that_loads_and_compiles_starts_until_its_first_step():
+    gpu = OneGpu().seconds(40, 0.9).seconds(20, 0.0)
+    gpu.steps = replace(STEPPING, gap_s=0.0)
+    found = gpu.seconds(40, 0.9, step=True).by_state()
+    assert found == {"starting": 61, "computing": 39}, "also what was active, and idle, before"
+
+
+def test_steps_of_a_job_that_an_earlier_head_saw_start_say_nothing_of_its_start():
+    gpu = OneGpu(seen=AttemptState.RUNNING).seconds(40, 0.9)
+    gpu.steps = STEPPING
+    assert gpu.seconds(40, 0.9, step=True).by_state() == {"computing": 79, "starting": 1}
+
+
+def test_steps_before_a_restart_say_nothing_of_the_time_after_it():
+    gpu = OneGpu()
+    gpu.steps = STEPPING
+    gpu.seconds(60, 0.9, step=True)
+    gpu.attempt = replace(gpu.attempt, generation=Generation(1), running_s=gpu.now_ms / 1000)
+    gpu.accountant.apply((gpu.attempt,), (), gpu.now_ms)
+    gpu.accountant.update(gpu.now_ms)
+    assert gpu.seconds(100, 0.0).by_state() == {"starting": 101, "computing": 59}, "it loads; it does not hang"
+
+
+def test_steps_that_begin_to_wait_count_from_the_first_that_waited():
+    gpu = OneGpu()
+    gpu.steps = STEPPING
+    gpu.seconds(50, 0.9, step=True).seconds(5, 0.0, step=True)  # five of ten steps have waited
+    gpu.steps = replace(STEPPING, data_share=0.6, share_s=6.0)
+    assert gpu.seconds(45, 0.0, step=True).by_state() == {"starting": 1, "computing": 49, "data_bound": 50}
+
+
+def test_a_node_is_broken_since_it_was_last_heard():
+    gpu = OneGpu().seconds(60, 0.9).seconds(45, 0.9, sampled=False)
+    gpu.accountant.apply((replace(make_node("n0", 1), state=NodeState.DOWN),), (), gpu.now_ms)
+    assert gpu.seconds(15, 0.9, sampled=False).by_state() == {"starting": 1, "computing": 59, "broken": 60}
+
+
 def test_waits_for_data_saves_and_silence_have_their_states():
     gpu = OneGpu()
     gpu.steps = replace(STEPPING, data_share=0.8)
@@ -250,7 +294,7 @@ def test_waits_for_data_saves_and_silence_have_their_states():
     gpu.steps = replace(STEPPING, communication_share=0.8)
     gpu.seconds(50, 0.9, step=True)
     gpu.steps = replace(STEPPING, saving=True)
-    gpu.accountant.steps_reported(gpu.attempt.job_id, gpu.now_ms)
+    gpu.report()
     gpu.seconds(50, 0.0)
     found = gpu.by_state()
     assert {state: found[state] for state in ("data_bound", "communicating", "checkpointing")} == pytest.approx(

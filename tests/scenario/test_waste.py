@@ -56,7 +56,7 @@ class Watched:
     def _start(self):
         """As a head that starts: from what its store has."""
         world = self.cluster.world
-        self.accountant = UsageAccountant(lambda *_: None, lambda _: "")
+        self.accountant = UsageAccountant(lambda _: "")
         resume_ledger(self.accountant, world, self.cluster.store, None, self.now_ms)
         self.monitor = WasteMonitor(self.accountant)
         self.monitor.apply((*world.queues.values(), *world.jobs.values()), (), self.now_ms)

@@ -151,7 +151,7 @@ def test_want_of_descriptors_costs_one_sample(tmp_path, monkeypatch, where):
         supervisor_id="s",
         folder=str(tmp_path),
         job_by_device=lambda: {0: "1"},
-        pids_by_device=dict,
+        tenants_by_device=dict,
         ended=ended,
     )
     sampler._connection.call = lambda *_, **__: sent.set()

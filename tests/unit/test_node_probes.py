@@ -2,13 +2,15 @@
 
 import os
 import subprocess
+import sys
 import types
 
 import pytest
 
 from phalanx.node.probes.devices import node_facts
 from phalanx.node.probes.nvml import open_nvml
-from phalanx.node.probes.virtual_devices import VirtualProbe
+from phalanx.node.probes.virtual_devices import SlotTenant, VirtualProbe
+from phalanx.node.processes.proctable import descendants, read_table
 
 
 class NvmlError(Exception):
@@ -180,7 +182,7 @@ def test_a_slot_shows_the_cpu_and_memory_of_its_ranks():
     probe = VirtualProbe("n0", 2, 1 << 30, clock=lambda: now[0])
     busy = subprocess.Popen(["sh", "-c", "while :; do :; done & wait"], start_new_session=True)
     try:
-        probe.bind(1, [busy.pid])
+        probe.bind(1, [SlotTenant(keeper=os.getpid(), ranks={0: busy.pid}, local_ranks=frozenset({0}))])
         assert [sample.utilization for sample in probe.sample()] == [0.0, 0.0]
         idle, loaded = probe.sample()
         while not loaded.utilization:  # virtual seconds pass; the child burns real ones
@@ -195,6 +197,42 @@ def test_a_slot_shows_the_cpu_and_memory_of_its_ranks():
     finally:
         os.killpg(busy.pid, 9)
         busy.wait()
+
+
+KEEPER = """
+import ctypes, os, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+def rank(number, then):
+    environment = {**os.environ, "LOCAL_RANK": number}
+    return subprocess.Popen(["sh", "-c", "(setsid sleep 100 &); exec " + then], env=environment)
+sleeping = rank("0", "sleep 100")
+rank("1", "true").wait()
+print(sleeping.pid, flush=True)
+sleeping.wait()
+print("ended", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_left_behind_by_a_double_fork_counts_for_the_slot_of_its_rank():
+    probe = VirtualProbe("n0", 3, 1 << 30)
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", KEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert keeper.stdout is not None
+    try:
+        rank = int(keeper.stdout.readline())
+        for slot in range(2):
+            probe.bind(slot, [SlotTenant(keeper=keeper.pid, ranks={0: rank}, local_ranks=frozenset({slot}))])
+        assert [sample.processes for sample in probe.sample()] == [2, 1, 0], "rank 1 has ended"
+        os.kill(rank, 9)
+        assert keeper.stdout.readline() == "ended\n"
+        assert [sample.processes for sample in probe.sample()] == [1, 1, 0]
+    finally:
+        for pid in descendants(read_table(), [keeper.pid]):
+            os.kill(pid, 9)
+        keeper.kill()
+        keeper.communicate()
 
 
 def test_virtual_devices_have_names_of_their_own():

@@ -24,6 +24,7 @@ from phalanx.core.accounting.usage_states import (
 )
 from phalanx.core.fleet.node import Cordon, NodeState
 from phalanx.core.fleet.node_pool import PoolNodeState
+from phalanx.core.ids import NodeId
 from phalanx.core.work.attempt import AttemptState, EndCause, Member, MemberState
 from tests.builders import make_node, placed
 from tests.contract.records import pool_node
@@ -98,7 +99,7 @@ def test_part_of_an_unhealthy_device_is_broken():
     assert held_state(IN_SERVICE, RUNNING, BUSY, STEPS, running_s=500, healthy=False).state is UsageState.BROKEN
 
 
-FOUR_FREE = FreeCapacity(model="h100-80gb", size=8, whole=4, cpus=16, memory_bytes=1 << 36)
+FOUR_FREE = FreeCapacity(model="h100-80gb", size=8, whole=4, cpus=16, memory_bytes=1 << 36, node_id=NodeId("n0"))
 ONE, EIGHT = NodeRequest(devices=1, cpus=4), NodeRequest(devices=8)
 FREE = [
     # condition, milli, what waits, what is usual, more, state, note
@@ -112,6 +113,17 @@ FREE = [
     (IN_SERVICE, 1000, {replace(ONE, models=frozenset({"a100"})): "resources"}, {ONE}, {}, "free", ""),
     (IN_SERVICE, 1000, {replace(ONE, models=frozenset({"h100"})): "quota"}, {ONE}, {}, "free_demand", "quota"),
     (IN_SERVICE, 400, {ONE: "resources"}, {ONE}, {}, "fragmented", ""),  # the rest of a shared device
+    (
+        IN_SERVICE,
+        1000,
+        {replace(ONE, nodes=frozenset({NodeId("n0"), NodeId("n1")})): "quota"},
+        {ONE},
+        {},
+        "free_demand",
+        "quota",
+    ),
+    (IN_SERVICE, 1000, {replace(ONE, nodes=frozenset({NodeId("n1")})): "quota"}, {ONE}, {}, "free", ""),
+    (IN_SERVICE, 1000, {replace(ONE, excluded=frozenset({NodeId("n0")})): "quota"}, {ONE}, {}, "free", ""),
     (IN_SERVICE, 400, {NodeRequest(devices=0, share_milli=400): "priority"}, {ONE}, {}, "free_demand", "priority"),
     (IN_SERVICE, 400, {NodeRequest(devices=0, share_milli=401): "priority"}, {ONE}, {}, "fragmented", ""),
     (IN_SERVICE, 1000, {ONE: "reservation"}, {ONE}, {"reserved": True}, "reserved", ""),
@@ -199,6 +211,31 @@ def test_level_that_rises_counts_from_the_first_busy_second():
     assert (found[-1].level, found[-1].since_ms) == (ActivityLevel.ACTIVE, 20_000)
 
 
+def test_level_that_rises_in_bursts_counts_from_the_first():
+    found = levels(*[0.0] * 20, *[0.09, 0.0, 0.08, 0.0, 0.07, 0.0])
+    assert (found[-1].level, found[-1].since_ms) == (ActivityLevel.LOW, 20_000)
+
+
+def test_a_burst_long_before_is_not_the_begin_of_a_rise():
+    found = levels(*[0.0] * 20, 0.5, *[0.0] * 5, *[0.3] * 3)
+    assert (found[-1].level, found[-1].since_ms) == (ActivityLevel.ACTIVE, 26_000)
+
+
+def test_activity_begins_after_the_pause_that_follows_the_start_of_a_program():
+    found = levels(0.5, *[0.0] * 4, *[0.2] * 3)
+    assert [one.began for one in found][-2:] == [True, True]
+    assert (found[-1].level, found[-1].since_ms) == (ActivityLevel.ACTIVE, 5_000)
+
+
+def test_samples_of_a_standstill_do_not_count_after_it():
+    window = ActivityWindow()
+    for second in range(1, 21):
+        window.add(second * 1000, 0.5 if second <= 5 else 0.0, empty=False)
+    window.restart()
+    found = window.add(21_000, 0.5, empty=False)
+    assert (found.level, found.since_ms) == (ActivityLevel.ACTIVE, 20_000)
+
+
 def test_pauses_between_steps_are_not_idle():
     assert {one.level for one in levels(*[1.0, 0.0, 0.0, 0.0] * 10)[4:]} == {ActivityLevel.ACTIVE}
 
@@ -209,5 +246,9 @@ def test_rare_samples_still_have_a_level():
 
 
 def test_activity_is_remembered():
-    found = levels(*[0.0] * 3, 1.0, *[0.0] * 20)
-    assert (found[2].began, found[-1].level, found[-1].began) == (False, ActivityLevel.NONE, True)
+    found = levels(*[0.0] * 3, *[1.0] * 3, *[0.0] * 20)
+    assert (found[4].began, found[-1].level, found[-1].began) == (False, ActivityLevel.NONE, True)
+
+
+def test_the_start_of_a_program_alone_is_no_activity():
+    assert not levels(0.9, 0.4, *[0.0] * 20)[-1].began

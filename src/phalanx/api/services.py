@@ -14,7 +14,7 @@ from phalanx.controller.step_result import Answer
 from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.waste_monitor import WasteNow
 from phalanx.core.access.audit import AuditCall, ChainTip
-from phalanx.core.accounting.state_ledger import Part
+from phalanx.core.accounting.state_ledger import Part, UsageSpan
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node_pool import NodeTemplate
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
@@ -297,6 +297,7 @@ class HeadServices:
         leader_status: of a head that shares its store with others; a head that no longer leads sends no answers.
         output_elsewhere: the other heads that have output which this head lacks; empty if it has all output.
         usage_hours: the hours of the ledger of states since a Unix time, and up to another if one is given.
+        usage_spans: the newest states of a node's devices, each with its device.
         attempt_use: what an attempt used of its devices and nodes; None if nothing was measured.
         usage_parts: the parts of a node's devices now: device, job or "", and the part with its state.
         waste: what is wasted now.
@@ -325,6 +326,7 @@ class HeadServices:
     output_elsewhere: str = ""
     offer: Callable[[str, str], NodeTemplate] | None = None
     usage_hours: Callable[..., list[UsageHour]] = lambda *_: []
+    usage_spans: Callable[[NodeId], list[tuple[int, UsageSpan]]] = lambda _: []
     attempt_use: Callable[[JobId, Epoch], AttemptUse | None] = lambda *_: None
     usage_parts: Callable[[NodeId], list[tuple[int, str, Part]]] = lambda _: []
     waste: Callable[[], WasteNow] = WasteNow

@@ -219,6 +219,7 @@ class Head:
                 mailboxes=self._mailboxes,
                 telemetry=self._telemetry,
                 usage_hours=self._usage.hours,
+                usage_spans=self._usage.spans,
                 attempt_use=self._usage.attempt_use,
                 usage_parts=self._usage.parts,
                 waste=self._usage.waste,

@@ -36,3 +36,7 @@ class UsageApi(ApiCalls):
     def job_usage(self, job_id: str) -> api.JobUsageView:
         """Return what a job held, what it did with it, and advice for the next run."""
         return self._get(f"/v1/jobs/{path_segment(job_id)}/usage", api.JobUsageView)
+
+    def node_usage(self, node_id: str) -> api.NodeUsageView:
+        """Return the newest states of each device of a node."""
+        return self._get(f"/v1/nodes/{path_segment(node_id)}/usage", api.NodeUsageView)

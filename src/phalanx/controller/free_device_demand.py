@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from phalanx.core.accounting.usage_states import NodeRequest
 from phalanx.core.ids import JobId
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.spec import Role
+from phalanx.core.work.spec import JobSpec
 
 WAITING_MAX: Final = 64  # distinct requests that are compared with free devices, those that wait longest
 USUAL_MAX: Final = 64  # distinct requests that count as usual, the newest
@@ -36,12 +37,12 @@ class FreeDeviceDemand:
             if not jobs:
                 del self._waiting[request]
         self._later.pop(job.id, None)
-        if job.state is not JobState.PENDING or job.held or job.unmet_dependencies:
+        if job.state is not JobState.PENDING or job.held or job.unmet_dependencies or job.spec.reservation:
             return
         if job.spec.begin_s is not None and job.spec.begin_s > now_s:
             self._later[job.id] = job
             return
-        requests = tuple(requests_of_role(job.spec.role))
+        requests = tuple(requests_of_job(job.spec))
         for request in requests:
             self._waiting.setdefault(request, {})[job.id] = None
         if requests:
@@ -50,7 +51,7 @@ class FreeDeviceDemand:
     def placed(self, job: Job) -> None:
         """Count a job that starts among the usual ones."""
         self._seen += 1
-        for request in requests_of_role(job.spec.role):
+        for request in map(_anywhere, requests_of_job(job.spec)):
             self._usual[request] = None
             self._usual.move_to_end(request)
         while len(self._usual) > USUAL_MAX:
@@ -59,7 +60,7 @@ class FreeDeviceDemand:
     def usual(self) -> frozenset[NodeRequest]:
         """Requests of jobs that were placed lately, and of those that wait."""
         few = (_ONE_DEVICE,) if self._seen < JOBS_FOR_USUAL else ()
-        return frozenset((*self._usual, *self._waiting, *few))
+        return frozenset((*self._usual, *map(_anywhere, self._waiting), *few))
 
     def waiting(self, now_s: float) -> dict[NodeRequest, str]:
         """The requests that wait, with the reason of the first job of each."""
@@ -75,9 +76,14 @@ class FreeDeviceDemand:
         return found
 
 
-def requests_of_role(role: Role) -> Iterator[NodeRequest]:
+def _anywhere(request: NodeRequest) -> NodeRequest:
+    """The request without the nodes that its job names: what is usual is a shape, which fits other nodes too."""
+    return replace(request, nodes=frozenset(), excluded=frozenset())
+
+
+def requests_of_job(spec: JobSpec) -> Iterator[NodeRequest]:
     """What a part of the job takes of a node, for each of its roles and alternatives; nothing for a role without GPUs."""
-    for one in (role, *role.others):
+    for one in spec.role.each:
         for gpus in one.gpus.choices:
             if gpus.milli:
                 share = 0 if gpus.share is None else gpus.share.milli_min
@@ -88,4 +94,6 @@ def requests_of_role(role: Role) -> Iterator[NodeRequest]:
                     memory_bytes=one.memory_bytes,
                     total=gpus.per_node is None,
                     models=frozenset(model for model, _ in gpus.kinds if model is not None),
+                    nodes=frozenset(spec.nodelist),
+                    excluded=frozenset(spec.exclude),
                 )

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from phalanx.core.accounting.usage_states import StepActivity
+from phalanx.core.accounting.activity import WINDOW_S
+from phalanx.core.accounting.usage_states import StepActivity, UsageState, larger_part
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
 from phalanx.core.jsonline import finite_float, parse_object
 from phalanx.core.state.events import CheckpointFailed, ProgressReported
@@ -67,6 +68,15 @@ class _Track:
     paused: bool = False
     announced: bool = False
     progressed_at_s: float = -math.inf  # when the last `ProgressReported` was emitted
+
+
+class ReportedSteps(NamedTuple):
+    """What the newest steps of a job show. `reported`: steps that this generation reported; `activity`: as if the newest came now."""
+
+    epoch: Epoch
+    generation: Generation
+    reported: int
+    activity: StepActivity
 
 
 class Telemetry:
@@ -150,23 +160,26 @@ class Telemetry:
                 checkpoint_step=track.checkpoint_step,
             )
 
-    def step_activity(self, job_id: JobId, epoch: Epoch) -> tuple[int, StepActivity] | None:
-        """Number of steps that this attempt's generation reported, and what they show, as if the newest came now; None without a report."""
+    def step_activity(self, job_id: JobId) -> ReportedSteps | None:
+        """What the newest steps of a job show; None without a report."""
         with self._lock:
             track = self._tracks.get(job_id)
-            if track is None or track.epoch != epoch:
+            if track is None:
                 return None
             ends = [end_ns for _, end_ns, _ in track.steps]
             gaps = [later - earlier for earlier, later in pairwise(ends)]
-            return track.reported, StepActivity(
+            data, communication = _newest_shares(track)
+            activity = StepActivity(
                 silent_s=0.0,
                 gap_s=median(gaps) / 1e9 if gaps else 0.0,
-                data_share=median(data for data, _ in track.waits) if track.waits else 0.0,
-                communication_share=median(other for _, other in track.waits) if track.waits else 0.0,
+                data_share=data,
+                communication_share=communication,
+                share_s=_share_s(track, larger_part(data, communication)),
                 saving=track.paused,
                 announced=track.announced,
                 stepped=track.reported > 0,
             )
+            return ReportedSteps(track.epoch, track.generation, track.reported, activity)
 
     def steps_total(self, job_id: JobId) -> int | None:
         """The number of steps that the job plans to make, as it reported last."""
@@ -222,6 +235,30 @@ def _merged(samples: Iterable[SamplesRequest]) -> SamplesRequest:
 
 def _jobs_in(devices: list[DeviceSample]) -> set[JobId]:
     return {device.job_id for device in devices if device.job_id is not None}
+
+
+def _newest_shares(track: _Track) -> tuple[float, float]:
+    """The parts of the time of the newest steps that waited for data and for other ranks, 0 to 1."""
+    if not track.steps:
+        return 0.0, 0.0
+    newest_ns = track.steps[-1][1]
+    lengths, weighted = 0.0, [0.0, 0.0]
+    for (begin_ns, end_ns, _), shares in zip(track.steps, track.waits, strict=True):
+        if newest_ns - end_ns < WINDOW_S * 1e9:
+            length = max(end_ns - begin_ns, 1)
+            lengths += length
+            weighted = [total + length * share for total, share in zip(weighted, shares, strict=True)]
+    return weighted[0] / lengths, weighted[1] / lengths
+
+
+def _share_s(track: _Track, part: UsageState | None) -> float:
+    """For how long the newest steps, one by one, have mostly waited for `part`, or for nothing."""
+    begin_ns = None
+    for (step_begin_ns, _, _), shares in zip(reversed(track.steps), reversed(track.waits), strict=True):
+        if larger_part(*shares) is not part:
+            break
+        begin_ns = step_begin_ns
+    return 0.0 if begin_ns is None else (track.steps[-1][1] - begin_ns) / 1e9
 
 
 def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> ProgressReported | CheckpointFailed | None:

@@ -7,16 +7,18 @@ devices of its node; a step without changes looks at one heap.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Final
 
+from phalanx.controller.device_activities import DeviceActivities
 from phalanx.controller.energy_accounting import count_energy
 from phalanx.controller.free_device_demand import FreeDeviceDemand
-from phalanx.controller.telemetry import silence_s
-from phalanx.core.accounting.activity import Activity, ActivityWindow
+from phalanx.controller.telemetry import ReportedSteps, silence_s
 from phalanx.core.accounting.energy_ledger import EnergyLedger
+from phalanx.core.accounting.state_changes import ANY_STATE, BY_ACTIVITY, StateBegin, state_begin
 from phalanx.core.accounting.state_ledger import Account, Part, StateLedger
 from phalanx.core.accounting.usage_states import (
     FIRST_SAMPLE_S,
@@ -35,9 +37,9 @@ from phalanx.core.accounting.usage_states import (
     node_condition,
 )
 from phalanx.core.fleet.device import Device
-from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.node_pool import NodePool, PoolNode
-from phalanx.core.ids import Epoch, Generation, JobId, NodeId, PoolId, ReservationId
+from phalanx.core.ids import JobId, NodeId, PoolId, ReservationId
 from phalanx.core.resources import NO_RESOURCES
 from phalanx.core.state.records import NODES, POOL_NODES, RecordKind
 from phalanx.core.work.allocation import NodeGrant
@@ -46,26 +48,15 @@ from phalanx.core.work.job import Job
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.usage_hour import CountedNode
-from phalanx.wire.supervisor import DeviceSample, SamplesRequest
+from phalanx.wire.supervisor import SamplesRequest
 
 DEMAND_EVERY_MS: Final = 5000  # between two comparisons of free devices with the jobs that wait
-StepSource = Callable[[JobId, Epoch], tuple[int, StepActivity] | None]
+DEMAND_CHANGED_MS: Final = 1000  # the same after jobs came or went
 _NO_STEPS: Final[Mapping[NodeRequest, str]] = {}
 
 
 @dataclass(slots=True)
-class _Window:
-    """Samples of one device for one generation of one job. `silent_at_ms`: when they are too old to say anything."""
-
-    of: tuple[JobId, Epoch, Generation] | None
-    window: ActivityWindow = field(default_factory=ActivityWindow)
-    activity: Activity | None = None
-    silent_at_ms: int = 0
-
-
-@dataclass(slots=True)
 class _Steps:
-    epoch: Epoch
     reported: int
     arrived_ms: int
     found: StepActivity
@@ -75,15 +66,13 @@ class UsageAccountant:
     """See the module.
 
     Args:
-        step_source: what an attempt's steps show (`Telemetry.step_activity`).
         wait_reason: why a job waits, as a word.
     """
 
-    def __init__(self, step_source: StepSource, wait_reason: Callable[[JobId], str]) -> None:
+    def __init__(self, wait_reason: Callable[[JobId], str]) -> None:
         self.ledger = StateLedger()
         self.energy = EnergyLedger()
         self.unobserved = False  # a time is replayed in which no head ran
-        self._step_source = step_source
         self._demand = FreeDeviceDemand(wait_reason)
         self._nodes: dict[NodeId, Node] = {}
         self._members: dict[NodeId, PoolNode] = {}
@@ -92,13 +81,16 @@ class UsageAccountant:
         self._attempts: dict[JobId, Attempt] = {}
         self._on_node: dict[NodeId, dict[JobId, None]] = {}
         self._reservations: dict[ReservationId, Reservation] = {}
-        self._windows: dict[tuple[NodeId, int], _Window] = {}
+        self._activities = DeviceActivities()
         self._steps: dict[JobId, _Steps] = {}
+        self._heard_ms: dict[NodeId, int] = {}  # when its newest samples came
+        self._found_running: set[JobId] = set()  # since before this ledger began
         self._changed: dict[NodeId, None] = {}
         self._due: list[tuple[int, NodeId]] = []  # nodes to look at again
         self._waiting: Mapping[NodeRequest, str] = _NO_STEPS
         self._usual: frozenset[NodeRequest] = frozenset()
         self._demand_at_ms = 0
+        self._demand_changed = False
 
     # ---- what happened ------------------------------------------------------------------------------------------------
 
@@ -111,8 +103,7 @@ class UsageAccountant:
                 case Job():
                     self._put_job(record, now_ms)
                 case Node():
-                    self._nodes[record.id] = record
-                    self._changed[record.id] = None
+                    self._put_node(record, now_ms)
                 case PoolNode():
                     self._members[record.id] = record
                     self._changed[record.id] = None
@@ -122,6 +113,9 @@ class UsageAccountant:
                     self._reservations.pop(record.id, None)
                     if not record.ended:
                         self._reservations[record.id] = record
+                        times_ms = [int(at_s * 1000) + 1 for at_s in (record.start_s, record.end_s)]
+                        for one in itertools.product(times_ms, record.nodes):
+                            heapq.heappush(self._due, one)
                     self._changed.update(dict.fromkeys(record.nodes))
                 case _:
                     pass
@@ -129,33 +123,41 @@ class UsageAccountant:
             if kind in (NODES, POOL_NODES):
                 table: dict[NodeId, Any] = self._nodes if kind is NODES else self._members
                 table.pop(key, None)
+                self._heard_ms.pop(key, None)
                 self._changed[key] = None
 
     def add_samples(self, request: SamplesRequest, now_ms: int) -> None:
         """Take samples of a supervisor, which have just arrived."""
         silent_at_ms = now_ms + int(silence_s(request) * 1000)
+        self._heard_ms[request.node_id] = now_ms
         for sample in request.devices:
-            self._add_sample(request.node_id, sample, now_ms, silent_at_ms)
+            attempt = None if sample.job_id is None else self._attempts.get(sample.job_id)
+            self._activities.add(request.node_id, sample, attempt, now_ms, silent_at_ms)
         count_energy(self.energy, self.ledger, request, now_ms)
         self._changed[request.node_id] = None
         heapq.heappush(self._due, (silent_at_ms + 1, request.node_id))
 
-    def steps_reported(self, job_id: JobId, now_ms: int) -> None:
-        """Take the reports of a job's ranks, which have just arrived."""
+    def steps_reported(self, job_id: JobId, steps: ReportedSteps, now_ms: int) -> None:
+        """Take the reports of a job's ranks, which arrived at that time."""
         attempt = self._attempts.get(job_id)
-        found = None if attempt is None else self._step_source(job_id, attempt.epoch)
-        if attempt is None or found is None:
+        if attempt is None or (steps.epoch, steps.generation) != (attempt.epoch, attempt.generation):
             return
-        reported, activity = found
+        reported, activity = steps.reported, steps.activity
         known = self._steps.get(job_id)
-        fresh = known is None or known.epoch != attempt.epoch or known.reported != reported
+        fresh = known is None or known.reported != reported
         arrived_ms = now_ms if fresh or known is None else known.arrived_ms
-        self._steps[job_id] = _Steps(attempt.epoch, reported, arrived_ms, activity)
+        if activity.stepped and (known is None or not known.found.stepped):
+            self._started(attempt, now_ms)
+        self._steps[job_id] = _Steps(reported, arrived_ms, activity)
         hung_at_ms = arrived_ms + int(hung_after_s(activity.gap_s) * 1000) + 1
         for grant in attempt.allocation.grants:
             self._changed[grant.node_id] = None
             if activity.stepped and fresh:
                 heapq.heappush(self._due, (hung_at_ms, grant.node_id))
+        if known is not None and known.found.saving and not activity.saving:
+            self._activities.restart(attempt)
+        if known is None or _mode(known.found) != _mode(activity):
+            self.update(now_ms)  # at its own time, however late the thread comes to it
 
     def live_attempt(self, job_id: JobId) -> Attempt | None:
         """The attempt of a job that holds its allocation now."""
@@ -168,6 +170,16 @@ class UsageAccountant:
     def node(self, node_id: NodeId) -> Node | None:
         """The record of a node; None if it is not registered."""
         return self._nodes.get(node_id)
+
+    def _started(self, attempt: Attempt, now_ms: int) -> None:
+        """Its first step has come: up to now it started, also if it was active, for it loaded or compiled."""
+        if attempt.running_s is None or attempt.job_id in self._found_running:
+            return
+        starting = PartState(UsageState.STARTING)
+        span = (int(attempt.running_s * 1000), BY_ACTIVITY)
+        for grant in attempt.allocation.grants:
+            for index in grant.devices:
+                self.ledger.restate(grant.node_id, index, attempt.job_id, starting, span, now_ms)
 
     def counted_node(self, node_id: NodeId) -> CountedNode:
         """What the ledger must know again of a node that counts now, if the node is gone by then."""
@@ -184,9 +196,16 @@ class UsageAccountant:
         for grant in (*(known.allocation.grants if known is not None else ()), *attempt.allocation.grants):
             self._changed[grant.node_id] = None
             self._on_node.get(grant.node_id, {}).pop(attempt.job_id, None)
+        if known is None and attempt.running_s is not None:
+            self._found_running.add(attempt.job_id)  # its first steps may have been reported to another head
+        if known is None or (known.epoch, known.generation) != (attempt.epoch, attempt.generation):
+            self._steps.pop(attempt.job_id, None)
+        if known is not None and known.generation != attempt.generation:
+            self._found_running.discard(attempt.job_id)
         if not attempt.holds_allocation:
             self._attempts.pop(attempt.job_id, None)
             self._steps.pop(attempt.job_id, None)
+            self._found_running.discard(attempt.job_id)
             return
         if (known is None or known.epoch != attempt.epoch) and attempt.job_id in self._jobs:
             self._demand.placed(self._jobs[attempt.job_id])
@@ -199,20 +218,11 @@ class UsageAccountant:
 
     def _put_job(self, job: Job, now_ms: int) -> None:
         self._demand.put(job, now_ms / 1000)
+        self._demand_changed = True
         if job.state.terminal:
             self._jobs.pop(job.id, None)
         else:
             self._jobs[job.id] = job
-
-    def _add_sample(self, node_id: NodeId, sample: DeviceSample, now_ms: int, silent_at_ms: int) -> None:
-        attempt = None if sample.job_id is None else self._attempts.get(sample.job_id)
-        of = None if attempt is None else (attempt.job_id, attempt.epoch, attempt.generation)
-        known = self._windows.get((node_id, sample.index))
-        if known is None or known.of != of:
-            known = self._windows[node_id, sample.index] = _Window(of)
-        known.silent_at_ms = silent_at_ms
-        if sample.utilization is not None:
-            known.activity = known.window.add(now_ms, sample.utilization, empty=sample.processes == 0)
 
     # ---- what it means ------------------------------------------------------------------------------------------------
 
@@ -220,8 +230,8 @@ class UsageAccountant:
         """Account for everything that changed, and for what the time alone changes."""
         while self._due and self._due[0][0] <= now_ms:
             self._changed[heapq.heappop(self._due)[1]] = None
-        if now_ms - self._demand_at_ms >= DEMAND_EVERY_MS:
-            self._demand_at_ms = now_ms
+        if now_ms - self._demand_at_ms >= (DEMAND_CHANGED_MS if self._demand_changed else DEMAND_EVERY_MS):
+            self._demand_at_ms, self._demand_changed = now_ms, False
             self._update_demand(now_ms)
         changed, self._changed = self._changed, {}
         for node_id in changed:
@@ -236,6 +246,21 @@ class UsageAccountant:
             if any(key == "" for _, key, _ in self.ledger.parts(node_id)):
                 self._changed[node_id] = None
 
+    def _put_node(self, node: Node, now_ms: int) -> None:
+        known = self._nodes.get(node.id)
+        if node.state is NodeState.DOWN and known is not None and known.state is not NodeState.DOWN:
+            self._went_down(node.id, now_ms)
+        self._nodes[node.id] = node
+        self._changed[node.id] = None
+
+    def _went_down(self, node_id: NodeId, now_ms: int) -> None:
+        """A node is found to be down only some time after it was last heard: it has been broken since."""
+        heard_ms = self._heard_ms.pop(node_id, None)
+        if heard_ms is not None and not self.unobserved:
+            broken = PartState(UsageState.BROKEN)
+            for index, key, _ in list(self.ledger.parts(node_id)):
+                self.ledger.restate(node_id, index, key, broken, (heard_ms, ANY_STATE), now_ms)
+
     def _update_node(self, node_id: NodeId, now_ms: int) -> None:
         devices = self._devices(node_id)
         counted = self.ledger.device_indices(node_id)
@@ -246,8 +271,7 @@ class UsageAccountant:
                 whole = Part(self._account(node_id, devices[0]), MILLI_PER_DEVICE, PartState(UsageState.PROVISIONING))
                 self.ledger.open_node(node_id, {device.index: whole for device in devices}, now_ms)
             self.energy.keep(node_id, [device.index for device in devices])
-            for key in [key for key in self._windows if key[0] == node_id]:
-                del self._windows[key]
+            self._activities.drop_node(node_id)
         if not devices:
             return
         condition = node_condition(self._nodes.get(node_id), self._members.get(node_id))
@@ -291,9 +315,9 @@ class UsageAccountant:
             if milli <= 0:
                 continue
             left -= milli
-            state, since_ms = self._held_state(node_id, device, condition, attempt, grant, now_ms)
             account = self._account(node_id, device, self._jobs.get(attempt.job_id), attempt.job_id)
-            parts[attempt.job_id] = Part(account, milli, state, since_ms)
+            state, since = self._held_state(node_id, device, condition, attempt, grant, now_ms)
+            parts[attempt.job_id] = Part(account, milli, state, *since)
         return parts
 
     def _held_state(
@@ -304,9 +328,9 @@ class UsageAccountant:
         attempt: Attempt,
         grant: NodeGrant,
         now_ms: int,
-    ) -> tuple[PartState, int | None]:
-        """The state of what an attempt holds of a device, and since when if that became known only now."""
-        activity = self._activity(node_id, device, attempt, now_ms, shared=grant.share is not None)
+    ) -> tuple[PartState, StateBegin]:
+        """The state of what an attempt holds of a device, and when it began."""
+        activity = self._activities.find(node_id, device.index, attempt, now_ms, shared=grant.share is not None)
         steps, arrived_ms = self._step_activity(attempt, now_ms)
         running_s = 0.0 if attempt.running_s is None else max(0.0, now_ms / 1000 - attempt.running_s)
         if self.unobserved:  # nothing says when it had started
@@ -320,31 +344,16 @@ class UsageAccountant:
             healthy=device.healthy,
         )
         if self.unobserved:
-            return replace(state, note=UNOBSERVED), None
-        if state.state is UsageState.HUNG and steps is not None:
-            return state, arrived_ms
+            return replace(state, note=UNOBSERVED), StateBegin()
         before = self.ledger.state(node_id, device.index, attempt.job_id)
-        may_follow = _FOLLOWING if steps is None else _FOLLOWING_BY_STEPS
-        if activity is not None and before is not None and state.state in may_follow.get(before.state, ()):
-            return state, activity.since_ms
-        return state, None
-
-    def _activity(
-        self, node_id: NodeId, device: Device, attempt: Attempt, now_ms: int, *, shared: bool
-    ) -> Activity | None:
-        """The activity of a device; of a shared one, that of all its jobs together. None without recent samples."""
-        window = self._windows.get((node_id, device.index))
-        if window is None or window.of is None or now_ms >= window.silent_at_ms:
-            return None
-        of_attempt = window.of == (attempt.job_id, attempt.epoch, attempt.generation)
-        return window.activity if of_attempt or shared else None
+        return state, state_begin(before, state, activity, steps, arrived_ms)
 
     def _step_activity(self, attempt: Attempt, now_ms: int) -> tuple[StepActivity | None, int]:
+        """What its steps show, and when the newest was reported."""
         known = self._steps.get(attempt.job_id)
-        if known is None or known.epoch != attempt.epoch:
+        if known is None:
             return None, now_ms
-        silent_s = max(0, now_ms - known.arrived_ms) / 1000
-        return replace(known.found, silent_s=silent_s), known.arrived_ms + int(known.found.gap_s * 1000)
+        return replace(known.found, silent_s=max(0, now_ms - known.arrived_ms) / 1000), known.arrived_ms
 
     def _free_part(
         self,
@@ -373,7 +382,9 @@ class UsageAccountant:
     def _free_capacity(self, node_id: NodeId, devices: Sequence[Device], grants: Sequence[NodeGrant]) -> FreeCapacity:
         node = self._nodes.get(node_id)
         if node is None:
-            return FreeCapacity(model="", size=len(devices), whole=len(devices), cpus=0, memory_bytes=0)
+            return FreeCapacity(
+                model="", size=len(devices), whole=len(devices), cpus=0, memory_bytes=0, node_id=node_id
+            )
         held = sum((grant.host for grant in grants), node.foreign_usage.host or NO_RESOURCES)
         used = {index for grant in grants for index in grant.devices} | set(node.foreign_usage.devices)
         return FreeCapacity(
@@ -382,6 +393,7 @@ class UsageAccountant:
             whole=sum(device.index not in used and device.healthy for device in devices),
             cpus=node.cpus - held.cpus,
             memory_bytes=node.memory_bytes - held.memory_bytes,
+            node_id=node_id,
         )
 
     def _account(self, node_id: NodeId, device: Device, job: Job | None = None, job_id: str = "") -> Account:
@@ -392,8 +404,5 @@ class UsageAccountant:
         return Account(device.model, pool, job.project, job.user, job.queue, job.id)
 
 
-# States that follow each other by activity alone, so that a change counts from the sample with which it began.
-_ACTIVE: Final = frozenset({UsageState.COMPUTING, UsageState.LOW})
-_BY_ACTIVITY: Final = frozenset({UsageState.IDLE, UsageState.UNOCCUPIED, *_ACTIVE})
-_FOLLOWING: Final = {**dict.fromkeys(_BY_ACTIVITY, _BY_ACTIVITY), UsageState.STARTING: _ACTIVE}
-_FOLLOWING_BY_STEPS: Final = dict.fromkeys(_ACTIVE, _ACTIVE)
+def _mode(steps: StepActivity) -> tuple[bool, bool, bool]:
+    return steps.saving, steps.announced, steps.stepped

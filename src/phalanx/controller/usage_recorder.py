@@ -22,7 +22,7 @@ from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.usage_accounting import UsageAccountant
 from phalanx.controller.usage_resume import resume_ledger, usage_hour
 from phalanx.controller.waste_monitor import WasteMonitor, WasteNow
-from phalanx.core.accounting.state_ledger import HOUR_MS, Part
+from phalanx.core.accounting.state_ledger import HOUR_MS, Part, UsageSpan
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.state.events import IdleJob, Report, UsageCounted
@@ -61,13 +61,13 @@ class UsageRecorder:
         *,
         waits: Mapping[JobId, WaitReason],
     ) -> None:
-        self._store, self._clock = store, clock
+        self._store, self._clock, self._telemetry = store, clock, telemetry
         self._inbox: deque[Callable[[], None]] = deque(maxlen=WAITING_MAX)
         self._lock = threading.Lock()  # of the accountant
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._submit: Callable[[Sequence[Report]], Future[Any]] | None = None
-        self._accountant = UsageAccountant(telemetry.step_activity, partial(_wait_word, waits))
+        self._accountant = UsageAccountant(partial(_wait_word, waits))
         self._attempt_uses = AttemptUseTracker(
             self._accountant.live_attempt, lambda key: store.record(ATTEMPT_USES, key)
         )
@@ -133,6 +133,13 @@ class UsageRecorder:
     def waste(self) -> WasteNow:
         """What is wasted now, from the newest look of the thread."""
         return self._monitor.now
+
+    def spans(self, node_id: NodeId) -> list[tuple[int, UsageSpan]]:
+        """The newest states of a node's devices, each with its device; empty if the node does not count."""
+        with self._lock:
+            now_ms = self._now_ms()
+            self._catch_up(now_ms)
+            return list(self._accountant.ledger.spans(node_id, now_ms))
 
     def _stored_hours(self, begin_ms: int, end_ms: int) -> list[UsageHour]:
         """The stored hours of a span. One read of all, or one for each hour, whichever is less."""
@@ -211,8 +218,9 @@ class UsageRecorder:
         self._attempt_uses.add_samples(request, now_ms)
 
     def _on_steps(self, job_id: JobId) -> None:
-        now_ms = self._now_ms()
-        self._inbox.append(lambda: self._accountant.steps_reported(job_id, now_ms))
+        steps = self._telemetry.step_activity(job_id)  # as of now: the thread comes to it later
+        if steps is not None:
+            self._inbox.append(partial(self._accountant.steps_reported, job_id, steps, self._now_ms()))
 
     def _now_ms(self) -> int:
         """Unix milliseconds that do not jump when the wall clock is set."""

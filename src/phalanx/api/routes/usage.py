@@ -12,12 +12,15 @@ from phalanx.api.http.bodies import json_response
 from phalanx.api.http.routing import RouteTable
 from phalanx.api.runtime import run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
+from phalanx.core.accounting.state_ledger import UsageSpan
 from phalanx.core.accounting.usage_report import UsageKey, UsageSum, sum_usage
 from phalanx.core.accounting.usage_states import UsageState
+from phalanx.core.errors import NotFound
+from phalanx.core.ids import NodeId
 from phalanx.core.work.usage_hour import UsageHour
 from phalanx.core.work.users import Action
 from phalanx.core.work.waste_terms import WASTE_STATES
-from phalanx.wire.api.usage import UsageReportView, UsageRowView, UsageTotalView
+from phalanx.wire.api.usage import NodeUsageView, UsageReportView, UsageRowView, UsageSpanView, UsageTotalView
 
 ROWS_MAX: Final = 1000  # in one answer: at most half a megabyte
 HOUR_S: Final = 3600
@@ -58,6 +61,31 @@ class Hours(NamedTuple):
         """Its beginning, and its end, which is never later than now."""
         end_s = now_s if self.until_s is None else min(now_s, self.until_s + -self.until_s % HOUR_S)
         return self.since_s - self.since_s % HOUR_S, end_s
+
+
+@routes.get("/v1/nodes/{node_id}/usage", Action.VIEW, reply=NodeUsageView)
+async def node_usage(request: Request, node_id: NodeId) -> Response:
+    """Return what each device of a node was used for lately: its newest states, at most 64 and those of now."""
+    return json_response(await run_in_thread(_node_usage, runtime_of(request).services, node_id))
+
+
+def _node_usage(services: HeadServices, node_id: NodeId) -> NodeUsageView:
+    spans = services.usage_spans(node_id)
+    if not spans:
+        raise NotFound(f"node {node_id} is not known", hint="`phalanx nodes` lists the nodes")
+    return NodeUsageView(node=node_id, spans=[_span(index, span) for index, span in spans])
+
+
+def _span(index: int, span: UsageSpan) -> UsageSpanView:
+    return UsageSpanView(
+        device=index,
+        job=span.key,
+        milli=span.milli,
+        state=span.state.state.value,
+        note=span.state.note,
+        begin_s=span.begin_ms / 1000,
+        end_s=span.end_ms / 1000,
+    )
 
 
 def _report(

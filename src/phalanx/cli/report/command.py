@@ -8,10 +8,11 @@ import click
 
 from phalanx.cli.command_groups import CommandGroup
 from phalanx.cli.report.energy import energy
+from phalanx.cli.report.node_states import states
 from phalanx.cli.report.past_waste import past_waste
 from phalanx.cli.report.usage import usage
 
-KINDS: Final[tuple[click.Command, ...]] = (usage, past_waste, energy)
+KINDS: Final[tuple[click.Command, ...]] = (usage, states, past_waste, energy)
 
 
 @click.group(cls=CommandGroup)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
@@ -26,13 +27,16 @@ class ActivityLevel(enum.IntEnum):
     ACTIVE = 2
 
 
+_LOWEST: Final = {ActivityLevel.LOW: IDLE_BELOW, ActivityLevel.ACTIVE: LOW_BELOW}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
     """What the newest samples of a device show.
 
     Attributes:
         empty: no process is on it.
-        began: it was active at some time since its job's processes began.
+        began: it was active in some samples since its job's processes began; the start of a program alone is shorter.
         since_ms: when the level began.
     """
 
@@ -68,24 +72,36 @@ class ActivityWindow:
         while len(samples) > WINDOW_SAMPLES and at_ms - samples[0][0] >= WINDOW_S * 1000:
             self._before_ms = samples.popleft()[0]
         level = level_of(sum(value for _, value in samples) / len(samples))
-        self._began = self._began or level is not ActivityLevel.NONE
-        if first or level is not self._level:
-            self._since_ms = self._run_start_ms(level)
+        begins = not self._began and sum(value >= IDLE_BELOW for _, value in samples) >= WINDOW_SAMPLES
+        self._began = self._began or begins
+        if first or level is not self._level or begins:
+            self._since_ms = self._run_start_ms(level, up=begins or level > self._level)
         elif empty is not self._empty:
             self._since_ms = samples[-2][0]
         self._level, self._empty = level, empty
         return Activity(level=level, empty=empty, began=self._began, since_ms=self._since_ms)
 
-    def _run_start_ms(self, level: ActivityLevel) -> int:
-        """When the newest samples began to point to the new level: the run of samples on its side of the old one."""
-        start_ms = self._samples[-1][0]
-        up = level > self._level
-        for at_ms, value in reversed(self._samples):
-            raw = level_of(value)
-            if (raw <= self._level) if up else (raw >= self._level and raw is not level):
-                return at_ms  # the last sample before the run
-            start_ms = at_ms
-        return start_ms if self._before_ms is None else self._before_ms
+    def restart(self) -> None:
+        """Drop the samples: they were taken while the job stood still for a known cause."""
+        if self._samples:
+            self._before_ms = self._samples[-1][0]
+            self._samples.clear()
+
+    def _run_start_ms(self, level: ActivityLevel, *, up: bool) -> int:
+        """When the newest samples began to point to the new level: those that are beyond the limit between the levels by the largest sum.
+
+        A sample counts at most as much as one of zero: a short burst does not outweigh a pause, and a pause between two bursts is part of the run.
+        """
+        limit = _LOWEST[max(level, ActivityLevel.LOW) if up else ActivityLevel(level + 1)]
+        ends_ms = [at_ms for at_ms, _ in self._samples]
+        begins_ms = [ends_ms[0] if self._before_ms is None else self._before_ms, *ends_ms[:-1]]
+        total, largest, found_ms = 0.0, -math.inf, begins_ms[-1]
+        for begin_ms, (_, value) in zip(reversed(begins_ms), reversed(self._samples), strict=True):
+            beyond = min(value, 2 * limit) - limit
+            total += beyond if up else -beyond
+            if total >= largest:
+                largest, found_ms = total, begin_ms
+        return found_ms
 
 
 def level_of(utilization: float) -> ActivityLevel:

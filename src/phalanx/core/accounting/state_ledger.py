@@ -8,15 +8,18 @@ as the latest known).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from phalanx.core.accounting.usage_states import PartState
+from phalanx.core.accounting.usage_states import PartState, UsageState
 from phalanx.core.ids import NodeId
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
 HOUR_MS: Final = 3_600_000
+SPANS_MAX: Final = 64
+"""Spans kept of a device, the newest: a job makes about five. At most 15 KB for each device, usually under 1 KB."""
 
 
 class Account(NamedTuple):
@@ -31,12 +34,32 @@ class Account(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a device now. `since_ms`: when its state began, if that became known only later; None for now."""
+    """A part of a device now.
+
+    Attributes:
+        account: for whom.
+        milli: thousandths of the device.
+        state: now.
+        since_ms: when the state began, if that became known only later; None for now.
+        replaces: states of earlier spans that it replaces too, back to `since_ms`; the first other one ends it.
+    """
 
     account: Account
     milli: int
     state: PartState
     since_ms: int | None = None
+    replaces: frozenset[UsageState] = frozenset()
+
+
+class UsageSpan(NamedTuple):
+    """A time during which a part of a device had one state. `key`: the job that held it, "" for what was free."""
+
+    account: Account
+    key: str
+    milli: int
+    state: PartState
+    begin_ms: int
+    end_ms: int
 
 
 @dataclass(slots=True)
@@ -62,11 +85,16 @@ class _OpenPart:
         self.account, self.milli, self.state = part.account, part.milli, part.state
         self.begin_ms = self.settled_ms = at_ms
 
+    def span(self, key: str, end_ms: int) -> UsageSpan:
+        """The span of its state up to `end_ms`."""
+        return UsageSpan(self.account, key, self.milli, self.state, self.begin_ms, max(self.begin_ms, end_ms))
+
 
 @dataclass(slots=True)
 class _OpenNode:
     settled_ms: int
     devices: dict[int, dict[str, _OpenPart]]
+    spans: dict[int, deque[UsageSpan]] = field(default_factory=dict)  # those that have ended
 
 
 class StateLedger:
@@ -97,6 +125,15 @@ class StateLedger:
         for index, parts in (node.devices if node is not None else {}).items():
             for key, part in parts.items():
                 yield index, key, Part(part.account, part.milli, part.state, part.begin_ms)
+
+    def spans(self, node_id: NodeId, at_ms: int) -> Iterator[tuple[int, UsageSpan]]:
+        """The newest spans of each device of a node, in the order of their ends; the state of now ends at `at_ms`."""
+        node = self._nodes.get(node_id)
+        if node is None:
+            return
+        for index, parts in node.devices.items():
+            yield from ((index, span) for span in node.spans.get(index, ()))
+            yield from ((index, part.span(key, at_ms)) for key, part in parts.items())
 
     def open_node(self, node_id: NodeId, devices: Mapping[int, Part], at_ms: int) -> None:
         """Count a node from now on, each device as one part.
@@ -129,19 +166,37 @@ class StateLedger:
         """
         node = self._nodes[node_id]
         known = node.devices[index]
-        if known.keys() == parts.keys() and all(
-            known[key].account == part.account and known[key].milli == part.milli for key, part in parts.items()
-        ):
-            changed = [(key, part) for key, part in parts.items() if known[key].state != part.state]
-            for key, part in changed:
-                self._change_state(known[key], part, at_ms)
-            return bool(changed)
-        _check_whole(parts)
-        at_ms = max(at_ms, *(open_part.settled_ms for open_part in known.values()))
-        for open_part in known.values():
-            self._settle_part(open_part, at_ms)
-        node.devices[index] = {key: _OpenPart(part, at_ms) for key, part in parts.items()}
+        kept = {key for key, part in parts.items() if key in known and _same(known[key], part)}
+        changed = [key for key in kept if known[key].state != parts[key].state]
+        if kept != parts.keys() or len(kept) != len(known):
+            _check_whole(parts)
+            at_ms = max(at_ms, *(open_part.settled_ms for open_part in known.values()))
+            for key in known.keys() - kept:
+                self._settle_part(known[key], at_ms)
+                _keep(node, index, known[key].span(key, at_ms))
+            node.devices[index] = {
+                key: known[key] if key in kept else _OpenPart(part, at_ms) for key, part in parts.items()
+            }
+        elif not changed:
+            return False
+        for key in changed:
+            self._change_state(node, index, key, parts[key], at_ms)
         return True
+
+    def restate(
+        self,
+        node_id: NodeId,
+        index: int,
+        key: str,
+        state: PartState,
+        span: tuple[int, frozenset[UsageState]],
+        at_ms: int,
+    ) -> None:
+        """Change the state of a part if there is one. `span`: since when, and which states it replaces (`Part`)."""
+        node = self._nodes.get(node_id)
+        part = None if node is None else node.devices.get(index, {}).get(key)
+        if node is not None and part is not None:
+            self._change_state(node, index, key, Part(part.account, part.milli, state, *span), at_ms)
 
     def settle(self, at_ms: int) -> None:
         """Count everything up to now."""
@@ -184,21 +239,55 @@ class StateLedger:
             amounts[key] = amounts.get(key, 0) + part.milli * length_ms
         part.settled_ms = max(part.settled_ms, at_ms)
 
-    def _change_state(self, part: _OpenPart, new: Part, at_ms: int) -> None:
+    def _change_state(self, node: _OpenNode, index: int, key: str, new: Part, at_ms: int) -> None:
         """Change the state from `since_ms` on: time since then that was already counted moves to the new state."""
+        part = node.devices[index][key]
         at_ms = max(at_ms, part.settled_ms)
-        since_ms = at_ms if new.since_ms is None else min(at_ms, max(new.since_ms, part.begin_ms, self._oldest_ms()))
+        since_ms = at_ms if new.since_ms is None else min(at_ms, max(new.since_ms, self._oldest_ms()))
+        if part.state == new.state and since_ms >= part.begin_ms:
+            return
         if since_ms >= part.settled_ms:
             self._settle_part(part, since_ms)
         else:
-            old_key, new_key = (part.account, part.state), (part.account, new.state)
-            for hour, length_ms in _by_hour(since_ms, part.settled_ms):
-                amounts = self._hour(hour).amounts
-                amounts[old_key] -= part.milli * length_ms
-                amounts[new_key] = amounts.get(new_key, 0) + part.milli * length_ms
-                if not amounts[old_key]:
-                    del amounts[old_key]
+            self._move(part.account, part.milli, part.state, new.state, max(since_ms, part.begin_ms), part.settled_ms)
+        if since_ms > part.begin_ms:
+            _keep(node, index, part.span(key, since_ms))
+        else:
+            since_ms = self._replace_earlier(node, index, part.span(key, at_ms), new, since_ms)
         part.state, part.begin_ms = new.state, since_ms
+
+    def _replace_earlier(self, node: _OpenNode, index: int, span: UsageSpan, new: Part, since_ms: int) -> int:
+        """Give the spans that end where `span` begins the new state, as far as it replaces theirs; return where it begins then."""
+        spans = list(node.spans.get(index, ()))
+        begin_ms = span.begin_ms
+        for place in reversed(range(len(spans))):
+            one = spans[place]
+            if one.key != span.key:
+                continue
+            if (one.end_ms, one.account, one.milli) != (begin_ms, span.account, span.milli):
+                break
+            if one.state == new.state:
+                begin_ms = one.begin_ms
+            elif since_ms < one.end_ms and one.state.state in new.replaces:
+                begin_ms = max(since_ms, one.begin_ms)
+                self._move(one.account, one.milli, one.state, new.state, begin_ms, one.end_ms)
+            else:
+                break
+            spans[place : place + 1] = [one._replace(end_ms=begin_ms)] if begin_ms > one.begin_ms else []
+        if begin_ms < span.begin_ms:
+            node.spans[index] = deque(spans, SPANS_MAX)
+        return begin_ms
+
+    def _move(self, account: Account, milli: int, old: PartState, new: PartState, begin_ms: int, end_ms: int) -> None:
+        """Move counted time from one state to another."""
+        if old == new:
+            return
+        for hour, length_ms in _by_hour(begin_ms, end_ms):
+            amounts = self._hour(hour).amounts
+            amounts[account, old] -= milli * length_ms
+            amounts[account, new] = amounts.get((account, new), 0) + milli * length_ms
+            if not amounts[account, old]:
+                del amounts[account, old]
 
     def _oldest_ms(self) -> int:
         return min(self.hours, default=0)
@@ -208,6 +297,15 @@ class StateLedger:
         if found is None:
             found = self.hours[hour] = HourAmounts()
         return found
+
+
+def _same(known: _OpenPart, part: Part) -> bool:
+    return known.account == part.account and known.milli == part.milli
+
+
+def _keep(node: _OpenNode, index: int, span: UsageSpan) -> None:
+    if span.end_ms > span.begin_ms:
+        node.spans.setdefault(index, deque(maxlen=SPANS_MAX)).append(span)
 
 
 def _check_whole(parts: Mapping[str, Part]) -> None:

@@ -16,6 +16,7 @@ from phalanx.core.accounting.activity import Activity, ActivityLevel
 from phalanx.core.fleet.fitness import AUTOMATIC_CORDON_AUTHORS, FULL_DISK
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.node_pool import COMING_STATES, PoolNode, PoolNodeState
+from phalanx.core.ids import NodeId
 from phalanx.core.resources import MILLI_PER_DEVICE
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause, MemberState
 
@@ -106,6 +107,7 @@ class StepActivity:
         silent_s: since its newest report of a step.
         gap_s: usual time from one report to the next; 0 before there were two.
         data_share, communication_share: parts of the time of its newest steps, 0 to 1, that waited for data or for other ranks.
+        share_s: for how long its newest steps have agreed on whether they mostly waited, and for what; up to the newest report.
         saving: training stands still for a save.
         announced: it said that no step comes for a while (an evaluation, the end of training).
         stepped: it made a step since its processes began.
@@ -115,6 +117,7 @@ class StepActivity:
     gap_s: float
     data_share: float = 0.0
     communication_share: float = 0.0
+    share_s: float = 0.0
     saving: bool = False
     announced: bool = False
     stepped: bool = True
@@ -156,6 +159,13 @@ _LEVEL_STATES: Final = {
 def hung_after_s(gap_s: float) -> float:
     """The silence after which a job with this usual gap between steps counts as hung."""
     return max(HUNG_MIN_S, HUNG_GAPS * gap_s)
+
+
+def larger_part(data_share: float, communication_share: float) -> UsageState | None:
+    """The state of steps of which these parts waited; None if they mostly worked."""
+    if data_share > LARGER_PART:
+        return UsageState.DATA_BOUND
+    return UsageState.COMMUNICATING if communication_share > LARGER_PART else None
 
 
 def node_condition(node: Node | None, member: PoolNode | None) -> NodeCondition:
@@ -232,10 +242,9 @@ def _still_starts(activity: Activity | None, steps: StepActivity | None, running
 
 def _state_by_activity(activity: Activity | None, steps: StepActivity | None) -> PartState:
     if steps is not None and steps.stepped and not steps.announced:
-        if steps.data_share > LARGER_PART:
-            return PartState(UsageState.DATA_BOUND)
-        if steps.communication_share > LARGER_PART:
-            return PartState(UsageState.COMMUNICATING)
+        waits = larger_part(steps.data_share, steps.communication_share)
+        if waits is not None:
+            return PartState(waits)
         if activity is None:
             return PartState(UsageState.COMPUTING, UNOBSERVED)
         active = activity.level is ActivityLevel.ACTIVE
@@ -258,6 +267,8 @@ class NodeRequest:
         share_milli: thousandths of one device; 0 for whole devices.
         total: `devices` is the total of a job that may be spread: a node gives at most what it has.
         models: lower case; empty for any.
+        nodes: only these; empty for any.
+        excluded: never these nodes.
     """
 
     devices: int
@@ -266,6 +277,8 @@ class NodeRequest:
     memory_bytes: int = 0
     total: bool = False
     models: frozenset[str] = frozenset()
+    nodes: frozenset[NodeId] = frozenset()
+    excluded: frozenset[NodeId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,10 +290,13 @@ class FreeCapacity:
     whole: int
     cpus: int
     memory_bytes: int
+    node_id: NodeId
 
     def fits(self, request: NodeRequest, milli: int) -> bool:
         """Whether the request could use a part of `milli` thousandths here."""
         if request.cpus > self.cpus or request.memory_bytes > self.memory_bytes:
+            return False
+        if self.node_id in request.excluded or (request.nodes and self.node_id not in request.nodes):
             return False
         if request.models and not any(self.model.startswith(model) for model in request.models):
             return False

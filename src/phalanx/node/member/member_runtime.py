@@ -23,6 +23,7 @@ from phalanx.node.logic.local_copies import local_checkpoint_path
 from phalanx.node.member.container_runtime import ContainerRuntime
 from phalanx.node.member.rank_reports import ReportPipeReader
 from phalanx.node.member.scratch import Scratch
+from phalanx.node.probes.virtual_devices import SlotTenant
 from phalanx.node.processes.attempt_processes import AttemptProcesses
 from phalanx.node.processes.containment import AttemptKey
 from phalanx.node.processes.zygote import Zygote
@@ -226,21 +227,26 @@ class MemberRuntimes:
 
     def job_by_device(self) -> dict[int, JobId]:
         """The job on each device index; the last that started, if several share it."""
-        return {index: member.key.job_id for member in self._live() for index in member.grant.devices}
+        return {index: member.key.job_id for member in self._present() for index in member.grant.devices}
 
-    def pids_by_device(self) -> dict[int, tuple[int, ...]]:
-        """The pids on each device index: rank by rank if their numbers are equal, otherwise all pids on all devices."""
-        found: dict[int, tuple[int, ...]] = {}
-        for member in self._live():
-            pids = tuple(pid for _, pid in sorted(member.pids.copy().items()))
-            devices = member.grant.devices
-            paired = member.grant.tasks == len(devices)
-            for local_rank, index in enumerate(devices):
-                found[index] = found.get(index, ()) + (pids[local_rank : local_rank + 1] if paired else pids)
+    def tenants_by_device(self) -> dict[int, tuple[SlotTenant, ...]]:
+        """The jobs on each device index: rank by rank if their numbers are equal, otherwise all ranks on all devices."""
+        found: dict[int, tuple[SlotTenant, ...]] = {}
+        for member in self._present():
+            keeper = None if member.processes is None else member.processes.keeper_pid
+            if keeper is None:
+                continue
+            grant, first = member.grant, member.grant.first_rank
+            ranks = {rank - first: pid for rank, pid in member.pids.copy().items()}
+            for place, index in enumerate(grant.devices):
+                own = frozenset({place}) if grant.tasks == len(grant.devices) else None
+                tenant = SlotTenant(keeper=keeper, ranks=ranks, local_ranks=own)
+                found[index] = (*found.get(index, ()), tenant)
         return found
 
-    def _live(self) -> list[MemberRuntime]:
-        return [member for member in self.all() if member.pids and not member.asleep]
+    def _present(self) -> list[MemberRuntime]:
+        """Members whose ranks have started, also if they have ended: what they started may still run."""
+        return [member for member in self.all() if member.stream_starts and not member.asleep]
 
 
 def member_key(key: AttemptKey) -> MemberKey:

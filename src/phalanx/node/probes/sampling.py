@@ -24,7 +24,7 @@ from phalanx.node.head_link.head_connection import (
 from phalanx.node.logic.energy_meters import EnergyMeters, EnergySample
 from phalanx.node.probes.devices import DeviceProbe, DeviceReading, node_facts
 from phalanx.node.probes.host_load import HostLoad
-from phalanx.node.probes.virtual_devices import VirtualProbe
+from phalanx.node.probes.virtual_devices import SlotTenant, VirtualProbe
 from phalanx.wire import supervisor as wire
 from phalanx.wire.rank import boottime_ns
 
@@ -41,7 +41,7 @@ class Sampler:
 
     Args:
         busy: the job on each device index now.
-        pids: the ranks on each device index now.
+        tenants_by_device: whose processes are on each device index now.
         number: the head's index of a device.
         job_samples: what the processes of each member used.
         on_xids: receives errors of the GPU driver: the device's index here, and the XIDs.
@@ -58,7 +58,7 @@ class Sampler:
         supervisor_id: SupervisorId,
         folder: str,
         job_by_device: Callable[[], Mapping[int, JobId]],
-        pids_by_device: Callable[[], Mapping[int, tuple[int, ...]]],
+        tenants_by_device: Callable[[], Mapping[int, tuple[SlotTenant, ...]]],
         ended: threading.Event,
         head_index: Callable[[int], int] = lambda index: index,
         indices_known: Callable[[], bool] = lambda: True,
@@ -81,14 +81,14 @@ class Sampler:
         self._supervisor_id = supervisor_id
         self._folder = folder
         self._busy = job_by_device
-        self._pids = pids_by_device
+        self._tenants = tenants_by_device
         self._ended = ended
         self._wake = threading.Event()
         self._fresh = threading.Condition()
         self._asked = 0  # number of requests for a fresh sample
         self._answered = 0  # number of those made before the newest sample began
         self._latest: dict[int, DeviceReading] = {}
-        self._bound: dict[int, tuple[int, ...]] = {}
+        self._bound: dict[int, tuple[SlotTenant, ...]] = {}
 
     def latest_samples(self) -> dict[int, DeviceReading]:
         """The latest samples, by index; while jobs run they are about a second old at most."""
@@ -151,13 +151,13 @@ class Sampler:
     def _bind(self) -> None:
         if not isinstance(self._probe, VirtualProbe):
             return
-        pids = dict(self._pids())
-        for slot in self._bound.keys() - pids.keys():
+        tenants = dict(self._tenants())
+        for slot in self._bound.keys() - tenants.keys():
             self._probe.unbind(slot)
-        for slot, now in pids.items():
+        for slot, now in tenants.items():
             if self._bound.get(slot) != now:
                 self._probe.bind(slot, now)
-        self._bound = pids
+        self._bound = tenants
 
     def _energy(self, taken: tuple[DeviceReading, ...], at_ns: int) -> list[wire.EnergyReading]:
         if not self._indices_known():

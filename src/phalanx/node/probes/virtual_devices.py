@@ -1,24 +1,45 @@
-"""Virtual devices: slots on a machine without GPUs, whose "utilisation" is the CPU use of their ranks; marked as virtual."""
+"""Virtual devices: slots on a machine without GPUs, whose "utilisation" is the CPU use of their ranks; marked as virtual.
+
+A process that a rank left behind by a double fork counts for the slot of that rank, also after the rank has ended.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from phalanx.node.probes.devices import DeviceFacts, DeviceReading
 from phalanx.node.processes.proctable import (
     TICKS_PER_S,
     ProcessIdentity,
+    ProcessRow,
     descendants,
-    identity,
+    process_environment,
     read_table,
 )
 
 COUNTER = "rank_cpu"
+_LOCAL_RANK = b"LOCAL_RANK"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotTenant:
+    """One of the jobs on a slot.
+
+    Attributes:
+        keeper: the process below which all processes of the job on this node are.
+        ranks: pids of its ranks on this node that run, by local rank.
+        local_ranks: those to which the slot belongs; None for all.
+    """
+
+    keeper: int
+    ranks: Mapping[int, int]
+    local_ranks: frozenset[int] | None = None
 
 
 class VirtualProbe:
-    """The slots of one virtual node; a DeviceProbe. Call `bind` when a slot's rank starts.
+    """The slots of one virtual node; a DeviceProbe. Call `bind` when the tenants of a slot change.
 
     Args:
         memory_bytes: of each slot.
@@ -46,14 +67,16 @@ class VirtualProbe:
             for index in range(slots)
         )
         self._clock = clock
-        self._bound: dict[int, tuple[ProcessIdentity, ...]] = {}
-        self._ticks: dict[int, tuple[float, int]] = {}  # by slot: when, and how much CPU its ranks had used by then
+        self._bound: dict[int, tuple[SlotTenant, ...]] = {}
+        self._ticks: dict[int, tuple[float, int]] = {}  # by slot: when, and how much CPU its processes had used by then
+        self._left_by: dict[ProcessIdentity, int | None] = {}  # local rank whose process it is; None if unknown
 
-    def bind(self, slot: int, pids: Iterable[int]) -> None:
-        """Assign these ranks, with their descendants, to the slot."""
-        found = (identity(pid) for pid in pids)
-        self._bound[slot] = tuple(process for process in found if process is not None)
-        self._ticks.pop(slot, None)
+    def bind(self, slot: int, tenants: Sequence[SlotTenant]) -> None:
+        """Assign the processes of these tenants to the slot."""
+        keepers = [tenant.keeper for tenant in self._bound.get(slot, ())]
+        self._bound[slot] = tuple(tenants)
+        if keepers != [tenant.keeper for tenant in tenants]:
+            self._ticks.pop(slot, None)
 
     def unbind(self, slot: int) -> None:
         """Clear the slot."""
@@ -68,14 +91,10 @@ class VirtualProbe:
         """CPU use since the previous sample as a share of one core (more counts as 1), and resident memory; idle slots show 0."""
         table = read_table()
         now = self._clock()
+        processes = self._processes(table)
         samples = []
         for facts in self._facts:
-            roots = {
-                process.pid
-                for process in self._bound.get(facts.index, ())
-                if process.pid in table and table[process.pid].identity == process
-            }
-            rows = [table[pid] for pid in roots | descendants(table, roots)]
+            rows = [table[pid] for pid in processes.get(facts.index, ())]
             samples.append(
                 DeviceReading(
                     index=facts.index,
@@ -85,10 +104,46 @@ class VirtualProbe:
                     memory_used_bytes=sum(row.resident_bytes for row in rows),
                     memory_total_bytes=facts.memory_bytes,
                     virtual=True,
-                    processes=len(rows),
+                    processes=sum(not row.dead for row in rows),
                 )
             )
         return tuple(samples)
+
+    def _processes(self, table: Mapping[int, ProcessRow]) -> dict[int, set[int]]:
+        """The pids of each slot."""
+        by_rank: dict[int, dict[int | None, set[int]]] = {}  # by keeper
+        known: dict[ProcessIdentity, int | None] = {}
+        found: dict[int, set[int]] = {}
+        for slot, tenants in self._bound.items():
+            pids = found.setdefault(slot, set())
+            for tenant in tenants:
+                if tenant.keeper not in by_rank:
+                    by_rank[tenant.keeper] = self._by_rank(tenant, table, known)
+                for rank, its in by_rank[tenant.keeper].items():
+                    if rank is None or tenant.local_ranks is None or rank in tenant.local_ranks:
+                        pids |= its
+        self._left_by = known
+        return found
+
+    def _by_rank(
+        self, tenant: SlotTenant, table: Mapping[int, ProcessRow], known: dict[ProcessIdentity, int | None]
+    ) -> dict[int | None, set[int]]:
+        """The processes below a keeper by the local rank that started them, which is also noted in `known`."""
+        rank_by_pid = {pid: rank for rank, pid in tenant.ranks.items()}
+        found: dict[int | None, set[int]] = {}
+        for row in [row for row in table.values() if row.parent == tenant.keeper]:
+            rank = rank_by_pid[row.pid] if row.pid in rank_by_pid else self._rank_that_left(row)
+            pids = {row.pid} | descendants(table, [row.pid])
+            found.setdefault(rank, set()).update(pids)
+            known.update(dict.fromkeys((table[pid].identity for pid in pids), rank))
+        return found
+
+    def _rank_that_left(self, row: ProcessRow) -> int | None:
+        """The local rank of a process whose parent has ended: as seen while that lived, else as its environment says."""
+        if row.identity in self._left_by:
+            return self._left_by[row.identity]
+        stated = process_environment(row.pid).get(_LOCAL_RANK, b"")
+        return int(stated) if stated.isdigit() else None
 
     def close(self) -> None:
         """Do nothing: it holds no resources."""

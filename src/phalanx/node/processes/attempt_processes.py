@@ -165,6 +165,11 @@ class AttemptProcesses:
         pid: int = answer["pid"]
         return pid
 
+    @property
+    def keeper_pid(self) -> int | None:
+        """The process below which all its processes are; None once they were killed, for then it may serve another attempt."""
+        return None if self._ended else self._keeper.pid
+
     def running(self) -> dict[str, int]:
         """Pids by task id of the tasks whose exit was not reported yet."""
         return dict(self._running)

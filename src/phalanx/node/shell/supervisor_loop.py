@@ -168,7 +168,7 @@ class SupervisorLoop:
             supervisor_id=who,
             folder=settings.folder,
             job_by_device=self._presents.job_by_device,
-            pids_by_device=self._presents.pids_by_device,
+            tenants_by_device=self._presents.tenants_by_device,
             ended=ended,
             head_index=self._number,
             indices_known=lambda: settings.seat is None or bool(self._numbers),

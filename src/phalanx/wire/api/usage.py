@@ -113,3 +113,30 @@ class JobUsageView(msgspec.Struct, frozen=True, kw_only=True):
     measured: MeasuredUseView | None
     advice: list[Advice]
     no_advice: str
+
+
+class UsageSpanView(msgspec.Struct, frozen=True, kw_only=True):
+    """A time during which a part of a device had one state.
+
+    Attributes:
+        device: index of the device.
+        job: that held the part; "" if no job did.
+        milli: thousandths of the device.
+        note: as in `UsageRowView.by_note`.
+        begin_s, end_s: Unix seconds.
+    """
+
+    device: int
+    job: str
+    milli: int
+    state: str
+    note: str
+    begin_s: float
+    end_s: float
+
+
+class NodeUsageView(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest states of the devices of a node, by device and end; the last one of each part ends now."""
+
+    node: str
+    spans: list[UsageSpanView]
