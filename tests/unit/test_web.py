@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.web.assets import load_assets
 from phalanx.web.html import element, join, page_path, table
-from phalanx.web.states import CellState
+from phalanx.wire.api.cell_states import CellState
 
 STATIC = files("phalanx.web").joinpath("static")
 VENDOR = STATIC.joinpath("vendor")

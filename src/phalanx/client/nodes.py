@@ -15,8 +15,10 @@ from phalanx.client.api_calls import (
 )
 
 if TYPE_CHECKING:
+    from phalanx.wire.api import fleet as fleet_api
     from phalanx.wire.api import nodes as api
 else:
+    fleet_api = LazyModule("phalanx.wire.api.fleet")
     api = LazyModule("phalanx.wire.api.nodes")
 
 
@@ -71,6 +73,10 @@ class NodesApi(ApiCalls):
     def forget_node(self, node_id: str) -> api.NodeRemoved:
         """Remove a node that is down and holds no allocation. Return the waiting jobs that can never start without it."""
         return decode_record(self.transport.json("DELETE", f"/v1/nodes/{path_segment(node_id)}"), api.NodeRemoved)
+
+    def fleet(self) -> fleet_api.FleetFrame:
+        """Return the state of every GPU as one letter each."""
+        return self._get("/v1/fleet", fleet_api.FleetFrame)
 
     def reservations(self) -> list[api.ReservationView]:
         """Return all reservations that have not ended, by start time."""

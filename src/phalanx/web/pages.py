@@ -13,8 +13,8 @@ from phalanx.core.work.job import JobState
 from phalanx.web.cells import live, moment, number, state_word
 from phalanx.web.document import Viewer, document
 from phalanx.web.html import Html, element, facts, join, link, page_path, table
-from phalanx.web.states import HELD_STATES, CellState
 from phalanx.wire.api.audit import AuditLineView
+from phalanx.wire.api.cell_states import HELD_STATES, CellState
 from phalanx.wire.api.fleet import FleetFrame
 from phalanx.wire.api.jobs import JobDetail, JobView
 from phalanx.wire.api.nodes import DeviceView, NodeView, node_state

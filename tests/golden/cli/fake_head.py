@@ -66,6 +66,8 @@ class FakeHead:
                 return NodeList(nodes=views.nodes())
             case "GET", "/v1/overview":
                 return views.overview()
+            case "GET", "/v1/fleet":
+                return views.fleet()
             case "GET", "/v1/users":
                 return UserList(
                     users=[views.make(UserView, id="ada", role="admin"), views.make(UserView, id="bob", role="user")]

@@ -13,6 +13,7 @@ from phalanx.cli.jobs import show, usage
 from phalanx.cli.jobs.ps import job_lines
 from phalanx.cli.root import main
 from phalanx.cli.terminal import Terminal
+from phalanx.cli.top.fleet_grid import count_letters, legend_lines
 from phalanx.cli.top.rendering import (
     fleet_text,
     headline,
@@ -85,12 +86,15 @@ def test_top(width):
         " | ".join(cell.plain for cell in job_row(job, seen.now_s, titles))
         for job in [*seen.running, *seen.pending, *seen.recent]
     ]
-    head = re.sub(r"\d\d:\d\d:\d\d", "HH:MM:SS", headline(seen, width).plain)
+    head = re.sub(r"\d\d:\d\d:\d\d", "HH:MM:SS", headline(seen, views.fleet(), width).plain)
     same_as(
         f"top-{width}",
         [
             head,
-            *fleet_text(seen.nodes, width).plain.split("\n"),
+            *("".join(text for text, _ in line) for line in legend_lines(count_letters(views.fleet()), width)),
+            *fleet_text(
+                seen.nodes, width, letters=dict(zip(views.fleet().nodes, views.fleet().cells, strict=True))
+            ).plain.split("\n"),
             " | ".join(titles),
             *rows,
             *map(job_line, seen.pending),

@@ -9,6 +9,7 @@ from phalanx.core.fleet.node_pool import PoolNodeState
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState
+from phalanx.wire.api.fleet import FleetFrame
 from phalanx.wire.api.head import Overview
 from phalanx.wire.api.jobs import (
     AttemptView,
@@ -352,6 +353,25 @@ def job_usage():
         ],
         "no_advice": "",
     }
+
+
+def fleet():
+    """The same nodes by columns."""
+    cells = [
+        "X" * len(node.devices)
+        if node.state.value == "down"
+        else "".join("F" if device.job_id is None else "A" for device in node.devices)
+        for node in nodes()
+    ]
+    return FleetFrame(
+        now_s=NOW_S,
+        nodes=[node.id for node in nodes()],
+        places=[""] * len(cells),
+        states=[node.state.value for node in nodes()],
+        cells=cells,
+        jobs=[[device.job_id or "" for device in node.devices] for node in nodes()],
+        counts={},
+    )
 
 
 def overview():

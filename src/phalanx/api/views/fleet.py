@@ -1,18 +1,22 @@
-"""The state of every GPU, from the committed store and the newest samples, by columns. Cheap enough to make each second for a large fleet."""
+"""The state of every GPU, from records and the newest samples, by columns. Cheap enough to make each second for a large fleet.
+
+Attempts and counts are those of the controller: a change that is not committed yet may be shown a moment early.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from phalanx.api.services import HeadServices
-from phalanx.api.views.live import live_attempts
 from phalanx.core.accounting.usage_states import UNOBSERVED, PartState, UsageState
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.topology import LEVELS
 from phalanx.core.ids import JobId, NodeId
-from phalanx.web.states import CellState
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job, JobState
+from phalanx.wire.api.cell_states import CellState
 from phalanx.wire.api.fleet import FleetFrame
 
 _ACTIVE_FROM: Final = 0.05  # share of sampled time in which a GPU computed; below it is idle
@@ -69,7 +73,8 @@ def cell_state(
 
 def fleet_frame(services: HeadServices) -> FleetFrame:
     """Return the state of every GPU. Reads the store: do not call it on the event loop."""
-    jobs_on = _jobs_by_node(services)
+    attempts = services.controller.live_attempts()
+    jobs_on = _jobs_by_node(attempts)
     reserved = {node for one in services.store.reservations() if one.begun for node in one.nodes}
     nodes = sorted(services.store.nodes(), key=lambda node: (_place(node), node.id))
     cells, jobs = [], []
@@ -86,14 +91,19 @@ def fleet_frame(services: HeadServices) -> FleetFrame:
         states=[_node_state(node) for node in nodes],
         cells=cells,
         jobs=jobs,
-        counts={state.value: count for state, count in services.store.job_counts().items()},
+        counts={
+            JobState.RUNNING.value: sum(job.state is JobState.RUNNING for job, _ in attempts),
+            JobState.PENDING.value: len(services.controller.pending_jobs()),
+        },
     )
 
 
-def _jobs_by_node(services: HeadServices) -> dict[NodeId, dict[int, JobId]]:
+def _jobs_by_node(attempts: Iterable[tuple[Job, Attempt]]) -> dict[NodeId, dict[int, JobId]]:
     """Return which job holds each device, by node and index; of several that share one, the first."""
     found: dict[NodeId, dict[int, JobId]] = {}
-    for attempt in live_attempts(services):
+    for _, attempt in sorted(attempts, key=lambda pair: pair[0].seq):
+        if not attempt.holds_allocation:
+            continue
         for grant in attempt.allocation.grants:
             held = found.setdefault(grant.node_id, {})
             for index in grant.devices:
@@ -102,6 +112,13 @@ def _jobs_by_node(services: HeadServices) -> dict[NodeId, dict[int, JobId]]:
 
 
 def _letters(services: HeadServices, node: Node, held: Mapping[int, JobId], *, reserved: bool) -> str:
+    if not held and not node.foreign_usage.devices and all(device.healthy for device in node.devices):
+        one = (
+            cell_state(node, node.devices[0], held=False, utilization=None, reserved=reserved).letter
+            if node.devices
+            else ""
+        )
+        return one * len(node.devices)
     samples = services.telemetry.node_samples(node.id) if held else None
     used = {} if samples is None else {sample.index: sample.utilization for sample in samples.devices}
     parts = services.usage_parts(node.id) if held else []

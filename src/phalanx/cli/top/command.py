@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Final
 
 import click
@@ -19,17 +20,30 @@ _MAIN_SCREEN: Final = "\x1b[?1049l"
 
 
 @click.command()
-def top() -> None:
-    """Show devices and jobs live. q quits, l opens the log of a job, c cancels it (asks first)."""
+@click.option("--once", is_flag=True, help="Print one snapshot as plain text, and end: for pipes.")
+def top(once: bool) -> None:
+    """Show GPUs and jobs live. q quits, / searches, l opens the log of a job, c cancels it (asks first).
+
+    Each GPU is the letter of its state, as in the dashboard.
+    """
+    if once:
+        head = connect()
+        from phalanx.cli.top.rendering import once_lines
+
+        plain = replace(terminal(), colour=False)
+        print("\n".join(once_lines(head.overview(), head.fleet(), plain)))
+        return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise BadRequest("top needs a terminal", hint="use phalanx ps --watch, or phalanx nodes --json --watch")
+        raise BadRequest(
+            "top needs a terminal", hint="use phalanx top --once, phalanx ps --watch, or phalanx nodes --json --watch"
+        )
     head = connect()
     first = head.overview()  # an unreachable head is reported before the screen opens
     print(_ALTERNATE_SCREEN + "\n".join(first_picture(first, terminal())), end="", flush=True)
     try:
         from phalanx.cli.top.screen import TopApp  # takes seconds on a loaded machine
 
-        TopApp(head, first).run()
+        TopApp(head, first, head.fleet()).run()
     finally:
         print(_MAIN_SCREEN, end="", flush=True)
 

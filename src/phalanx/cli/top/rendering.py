@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from rich.text import Text
 
 from phalanx.cli import cells
+from phalanx.cli.jobs.ps import job_lines
 from phalanx.cli.terminal import Terminal, strip_control, truncate
+from phalanx.cli.top.fleet_grid import count_letters, held_gpus
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.fleet.node_pool import PoolNodeState
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState, code_beside
+from phalanx.wire.api.cell_states import CellState
+from phalanx.wire.api.fleet import FleetFrame
 from phalanx.wire.api.head import Overview
 from phalanx.wire.api.jobs import JobView
 from phalanx.wire.api.nodes import DeviceView, NodeView, OrderedNodeView, node_state
@@ -21,6 +26,7 @@ from phalanx.wire.api.nodes import DeviceView, NodeView, OrderedNodeView, node_s
 SCREEN = Terminal(width=10_000, height=24, interactive=True, colour=False, blocks=True)
 _TITLES = ("JOB", "NAME", "STATE", "GPUS", "UTIL", "STEP", "LOSS", "TOKENS", "TIME", "WHERE OR WHY")
 _WIDE = {"LOSS": 100, "TOKENS": 110, "UTIL": 70}  # minimum width of the terminal for a column
+_ONCE_WIDTH = 1000
 _DEVICE_COLUMNS = 14  # width of one device, with its gap
 NAME_COLUMNS = 11  # beside the name: a space, the longest state of a node, and a space
 ORDERED_NAME_COLUMNS = 15  # the same, with `provisioning`
@@ -35,20 +41,21 @@ _STYLE = {
 }
 
 
-def headline(seen: Overview, width: int) -> Text:
+def headline(seen: Overview, frame: FleetFrame, width: int) -> Text:
     """Return the summary line; drops less important parts on a narrow terminal."""
-    up = [node for node in seen.nodes if node.state is NodeState.UP]
-    devices = [device for node in up for device in node.devices]
-    held = [device for device in devices if device.job_id is not None]
-    used = [device.utilization for device in held if device.utilization is not None]
-    mean = f", {cells.percent(sum(used) / len(used))} busy" if used else ""
+    counts = count_letters(frame)
+    up = [state for state in frame.states if state != "down"]
+    gpus = counts.total() - counts[CellState.DOWN.letter]
+    devices = [device for node in seen.nodes for device in node.devices if node.state is NodeState.UP]
+    used = [device.utilization for device in devices if device.job_id is not None and device.utilization is not None]
+    mean = f", {cells.percent(sum(used) / len(used))} busy" if used and shows_all(seen, frame) else ""
     virtual = " virtual" if devices and all(device.virtual for device in devices) else ""
     running = seen.counts.get(JobState.RUNNING, len(seen.running))
     pending = seen.counts.get(JobState.PENDING, len(seen.pending))
     parts = [
         f"Phalanx {seen.version}",
-        f"{len(up)}/{len(seen.nodes)} nodes" + (f", {len(seen.ordered)} ordered" if seen.ordered else ""),
-        f"{len(held)}/{len(devices)}{virtual} devices held{mean}",
+        f"{len(up)}/{len(frame.nodes)} nodes" + (f", {len(seen.ordered)} ordered" if seen.ordered else ""),
+        f"{held_gpus(counts)}/{gpus}{virtual} GPUs held{mean}",
         f"{running} running, {pending} waiting",
         time.strftime("%H:%M:%S", time.localtime(seen.now_s)),
     ]
@@ -58,10 +65,47 @@ def headline(seen: Overview, width: int) -> Text:
     return Text("   ".join(parts), style="bold", no_wrap=True)
 
 
+def shows_all(seen: Overview, frame: FleetFrame) -> bool:
+    """Whether the overview has all nodes: it leaves out some of a large fleet."""
+    return len(seen.nodes) == len(frame.nodes)
+
+
+def once_lines(seen: Overview, frame: FleetFrame, screen: Terminal) -> list[str]:
+    """Return a snapshot as plain text: the numbers, each node with the letters of its GPUs, and the jobs."""
+    counts = count_letters(frame)
+    named = {state.letter: state.words for state in CellState}
+    running = seen.counts.get(JobState.RUNNING, len(seen.running))
+    pending = seen.counts.get(JobState.PENDING, len(seen.pending))
+    lines = [
+        headline(seen, frame, _ONCE_WIDTH).plain,
+        *(
+            f"{letter} {number:>6} {named[letter]}"
+            for letter, number in sorted(counts.items(), key=lambda pair: -pair[1])
+        ),
+        "",
+    ]
+    wide = max(map(len, frame.nodes), default=0)
+    for at, name in enumerate(frame.nodes):
+        jobs = " ".join(sorted({job for job in frame.jobs[at] if job}))
+        lines.append(f"{strip_control(name):<{wide}}  {frame.states[at]:<8}  {frame.cells[at]}  {jobs}".rstrip())
+    lines += ["", *job_lines([*seen.running, *seen.pending], screen, seen.now_s)]
+    missing = running + pending - len(seen.running) - len(seen.pending)
+    if missing > 0:
+        lines.append(f"and {missing} more; phalanx ps lists all")
+    return lines
+
+
 def fleet_text(
-    nodes: Sequence[NodeView], width: int, ordered: Sequence[OrderedNodeView] = (), now_s: float = 0.0
+    nodes: Sequence[NodeView],
+    width: int,
+    ordered: Sequence[OrderedNodeView] = (),
+    now_s: float = 0.0,
+    letters: Mapping[str, str] = MappingProxyType({}),
 ) -> Text:
-    """Return every device of every node, as many on a line as fit, then the nodes that pools have ordered."""
+    """Return every device of every node, as many on a line as fit, then the nodes that pools have ordered.
+
+    `letters`: the states of the GPUs of each node, which are shown behind the index.
+    """
     if not nodes and not ordered:
         return Text("no node has joined yet", style="dim")
     wide = NAME_COLUMNS if not ordered else ORDERED_NAME_COLUMNS
@@ -78,7 +122,7 @@ def fleet_text(
         for place, device in enumerate(node.devices if node.state is NodeState.UP else []):
             if place and place % per_line == 0:
                 text.append("\n" + " " * (label - 1))
-            text.append_text(_device(device))
+            text.append_text(_device(device, letters.get(node.id, "")[place : place + 1]))
         text.append("\n")
     for order in ordered:
         state = order.state.value
@@ -90,9 +134,9 @@ def fleet_text(
     return text
 
 
-def _device(device: DeviceView) -> Text:
-    """Format a device, `3 ████▌  87% `: its index, a bar, and its utilisation or state."""
-    index = f"{device.index:>2} "
+def _device(device: DeviceView, letter: str) -> Text:
+    """Format a device, `3A████▌  87% `: its index, the letter of its state, a bar, and its utilisation or state."""
+    index = f"{device.index:>2}{letter or ' '}"
     if not device.healthy:
         return Text(f"{index}broken     ", style="red")
     if device.job_id is None:
@@ -106,6 +150,11 @@ def _device(device: DeviceView) -> Text:
 def job_titles(width: int) -> list[str]:
     """Return the columns of the job table that fit into `width`."""
     return [title for title in _TITLES if width >= _WIDE.get(title, 0)]
+
+
+def is_found(job: JobView, wanted: str) -> bool:
+    """Whether a job is what the reader searches: a part of its name, user, queue, state or nodes, or its number."""
+    return wanted in " ".join((job.id, job.name, job.user, job.queue, job.state, job.detail, *job.nodes))
 
 
 def job_line(job: JobView) -> str:

@@ -13,9 +13,9 @@ class FleetFrame(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         nodes: by place, then by id. `places`: the path of each in the topology, as "leaf l1, rack r3"; empty without labels.
         states: "up", "down", "cordoned" or "draining".
-        cells: one letter for each GPU, by index (web.states).
+        cells: one letter for each GPU, by index (cell_states).
         jobs: the job of each GPU, empty for none; of several that share it, the first. One item stands for all GPUs, none for no job.
-        counts: number of jobs by state.
+        counts: number of jobs that run and that wait, by state.
     """
 
     now_s: float
