@@ -6,6 +6,7 @@ import msgspec
 
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.fleet.node_pool import PoolNodeState
+from phalanx.core.ids import JobId
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState
@@ -369,7 +370,7 @@ def fleet():
         places=[""] * len(cells),
         states=[node.state.value for node in nodes()],
         cells=cells,
-        jobs=[[device.job_id or "" for device in node.devices] for node in nodes()],
+        jobs=[[device.job_id or JobId("") for device in node.devices] for node in nodes()],
         counts={},
     )
 

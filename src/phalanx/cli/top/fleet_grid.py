@@ -73,10 +73,9 @@ def grid_lines(frame: FleetFrame, width: int, height: int, wanted: str = "") -> 
             list(_named(names[at : at + per_line], shown[at : at + per_line], label, longest))
             for at in range(0, len(names), per_line)
         ]
-    for gap in (" ", ""):
-        lines = _wrapped(gap.join(shown), width)
-        if len(lines) <= height or not gap:
-            break
+    lines = _wrapped(" ".join(shown), width)
+    if len(lines) > height:
+        lines = _wrapped("".join(shown), width)
     if len(lines) > height:
         more = sum(len(line.replace(" ", "")) for line in lines[max(0, height - 1) :])
         return [

@@ -14,6 +14,7 @@ from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.cli.top.fleet_grid import count_letters, held_gpus
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.fleet.node_pool import PoolNodeState
+from phalanx.core.ids import NodeId
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState, code_beside
 from phalanx.wire.api.cell_states import CellState
@@ -100,7 +101,7 @@ def fleet_text(
     width: int,
     ordered: Sequence[OrderedNodeView] = (),
     now_s: float = 0.0,
-    letters: Mapping[str, str] = MappingProxyType({}),
+    letters: Mapping[NodeId, str] = MappingProxyType({}),
 ) -> Text:
     """Return every device of every node, as many on a line as fit, then the nodes that pools have ordered.
 
