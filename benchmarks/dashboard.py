@@ -41,6 +41,7 @@ from tests.chromium_here import Chromium, chromium, program
 
 RANGES: Final = Path(__file__).parent / "ranges" / "dashboard.json"
 WATCH_S: Final = 20.0  # with and without open pages
+CHANGE_S: Final = 30.0  # time-out
 SETTLE_S: Final = 11.0  # of the window in which samples become a state
 # Utilizations that move the mean of three samples below and above 10 %, where an active GPU is `low` (core.accounting.activity).
 _UTILIZATIONS: Final = (0.05, 0.17, 0.02, 0.25, 0.0, 0.3)
@@ -92,6 +93,7 @@ def measure_fleet(
     with played_fleet(nodes, running, waiting, past_jobs) as fleet:
         with chromium() as page:
             views = [cold_view(fleet, page) for _ in range(runs)]
+            print_progress(f"first views in {', '.join(format(view['first_view_ms'], '.0f') for view in views)} ms")
             ticks = [] if gpus_as else changes(fleet, page, nodes)
             long = page.run("seen.long")
         lists = list_ms(fleet, runs) if past_jobs else []
@@ -169,11 +171,16 @@ def changes(fleet: PlayedFleet, page: Chromium, nodes: int) -> list[float]:
         time.sleep(SETTLE_S)
         page.run("(seen.ticks.length = 0, 0)")
         fleet.sample(tenth, utilization)
-        wait_until(
-            lambda: sum(count for _, count in page.run("seen.ticks")) >= 0.9 * len(tenth),
-            "the change is shown",
-            every_s=0.5,
-        )
+        try:
+            wait_until(
+                lambda: sum(count for _, count in page.run("seen.ticks")) >= 0.9 * len(tenth),
+                "the change is shown",
+                every_s=0.5,
+                limit_s=CHANGE_S,
+            )
+        except TimeoutError:  # on a machine that is too busy; the figure is that of the other changes
+            print_progress(f"a change was not shown within {CHANGE_S:g} s: {page.run('seen.ticks')}")
+            continue
         found.append(sum(took for took, count in page.run("seen.ticks") if count))  # all of it, if it came in two ticks
     return found
 

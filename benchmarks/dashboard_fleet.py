@@ -67,8 +67,8 @@ class PlayedFleet:
         jobs = min(running, len(self.names))
         whole, more = divmod(len(self.names), jobs)
         sizes = [whole + (number < more) for number in range(jobs)]
-        ids = self._each(lambda at: self._submit(at, GPUS * sizes[at]), range(jobs))
-        self._each(self._start, ids)
+        # One after the other: a job that waits too long for its supervisors fails.
+        self._each(lambda at: self._start(self._submit(at, GPUS * sizes[at])), range(jobs))
         for at in range(0, waiting, _ARRAY):
             self._submit(at // _ARRAY, GPUS, array=f"0-{min(_ARRAY, waiting - at) - 1}")
 

@@ -14,8 +14,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchmarks.cluster import ROOT
-
+ROOT: Final = os.path.dirname(
+    os.path.dirname(os.path.abspath(__file__))
+)  # Phalanx is not imported: Ray's Python has it not
 NODE_S: Final = 30.0  # a node that takes longer to join is one too many
 JOINING_S: Final = 240.0
 FREE_BYTES_MIN: Final = 6 << 30

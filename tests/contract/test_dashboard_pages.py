@@ -165,6 +165,15 @@ def test_nodes_come_in_pages_by_name(call, page, monkeypatch):
     assert [row[0] for row in first.cells] == ["n0", "n1"]
     (further,) = [attrs["href"] for tag, attrs in first.tags if tag == "a" and "after=" in attrs.get("href", "")]
     assert [row[0] for row in page(further).cells] == ["n2"]
+    assert call("operator", "POST", "/v1/nodes/n1/drain", {"why": "fan"}).status_code == 200
+    for query, names in (
+        ("sort=state&ascending=false", ["n2", "n0", "n1"]),
+        ("sort=state", ["n1", "n0", "n2"]),
+        ("sort=held&ascending=false", ["n2", "n1", "n0"]),
+    ):
+        first = page(f"/nodes?{query}")
+        (further,) = [attrs["href"] for tag, attrs in first.tags if tag == "a" and "after=" in attrs.get("href", "")]
+        assert [row[0] for row in (*first.cells, *page(further).cells)] == names
 
 
 def test_node_shows_its_newest_history_first(call, page):

@@ -195,8 +195,9 @@ def in_tree_order(queues: Sequence[QueueView]) -> list[tuple[QueueView, int]]:
     return found
 
 
-def nodes_page(nodes: Sequence[NodeView], more: int, viewer: Viewer) -> Html:
+def nodes_page(nodes: Sequence[NodeView], more: int, order: SortOrder, viewer: Viewer) -> Html:
     """Return nodes with their health. `more`: how many follow on further pages."""
+    sorting = {"sort": order.column, "ascending": "true" if order.ascending else "false"}
     rows = [
         (
             link(node.id, "nodes", node.id),
@@ -209,9 +210,17 @@ def nodes_page(nodes: Sequence[NodeView], more: int, viewer: Viewer) -> Html:
         )
         for node in nodes
     ]
-    titles = ("Node", "State", "GPUs", "Held", "Load", "Failures", "Health")
+    titles = (
+        _sort_link("Node", "name", order, "nodes", {}),
+        _sort_link("State", "state", order, "nodes", {}),
+        _sort_link("GPUs", "gpus", order, "nodes", {}),
+        _sort_link("Held", "held", order, "nodes", {}),
+        "Load",
+        _sort_link("Failures", "failures", order, "nodes", {}),
+        "Health",
+    )
     shown = table(titles, rows, caption="Nodes", empty="No node has joined yet.")
-    further = element("p", link(f"{more} more nodes", "nodes", after=nodes[-1].id)) if more else None
+    further = element("p", link(f"{more} more nodes", "nodes", **sorting, after=nodes[-1].id)) if more else None
     return document("nodes", "Nodes", live(shown, further), viewer=viewer)
 
 
@@ -257,7 +266,7 @@ def audit_page(lines: Sequence[AuditLineView], viewer: Viewer) -> Html:
 def _sort_link(title: str, column: str, order: SortOrder, page: str, filters: Mapping[str, str]) -> Html:
     """Return a column's title as a link that sorts the whole list by it; a second time, the other way."""
     sorted_by = column == order.column
-    ascending = not order.ascending if sorted_by else column != "gpus"  # the largest jobs first
+    ascending = not order.ascending if sorted_by else column not in ("gpus", "held", "failures")  # the largest first
     target = page_path(page, **filters, sort=column, ascending="true" if ascending else "false")
     mark = (" \u25b4" if order.ascending else " \u25be") if sorted_by else ""
     now = ("ascending" if order.ascending else "descending") if sorted_by else None

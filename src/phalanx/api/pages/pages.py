@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import enum
+from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from starlette.requests import Request
@@ -16,13 +19,14 @@ from phalanx.api.routes.audit import audit_line_view
 from phalanx.api.routes.nodes import read_node
 from phalanx.api.routes.queues import read_queues
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
-from phalanx.api.views.fleet import fleet_frame
+from phalanx.api.views.fleet import fleet_frame, node_condition
 from phalanx.api.views.job_pages import cursor_behind, read_job_cursor
 from phalanx.api.views.job_usage import job_advice
 from phalanx.api.views.live import live_attempts, live_job_view, live_job_views, live_node_views
 from phalanx.api.views.records import attempt_view
 from phalanx.core.access.caller import may_access_job
 from phalanx.core.errors import BadRequest, NotPermitted, NotSignedIn
+from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId, QueueId, UserId
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.job import JobState
@@ -39,6 +43,16 @@ NODE_HISTORY_SHOWN: Final = 500  # lines of one node, the newest first
 NODE_HISTORY_SEARCHED: Final = 100_000  # newest lines of all nodes and jobs, among which those are looked for
 
 routes = RouteTable()
+
+
+class NodeOrder(enum.Enum):
+    """What the list of nodes is sorted by."""
+
+    NAME = "name"
+    STATE = "state"
+    GPUS = "gpus"
+    HELD = "held"
+    FAILURES = "failures"
 
 
 @routes.get("/", Action.VIEW, reply=MediaType.HTML, open_to_all=True, error_page=error_page)
@@ -120,16 +134,41 @@ async def show_queues(request: Request) -> Response:
 
 
 @routes.get("/nodes", Action.VIEW, reply=MediaType.HTML, error_page=error_page)
-async def show_nodes(request: Request, after: str = "") -> Response:
-    """Show nodes with their health, by id, from the first one after `after`."""
+async def show_nodes(
+    request: Request, sort: NodeOrder = NodeOrder.NAME, ascending: bool = True, after: str = ""
+) -> Response:
+    """Show nodes with their health in the order of `sort`, from the first one behind the node `after`."""
     services, viewer = runtime_of(request).services, viewer_of(request)
 
     def read() -> Html:
-        found = sorted((node for node in services.store.nodes() if node.id > after), key=lambda node: node.id)
-        shown = live_node_views(services, found[:NODES_SHOWN], live_attempts(services))
-        return pages.nodes_page(shown, len(found) - len(shown), viewer)
+        attempts = live_attempts(services)
+        held = Counter[NodeId]()
+        for grant in (grant for attempt in attempts for grant in attempt.allocation.grants):
+            held[grant.node_id] += len(grant.devices)
+        every = sorted(
+            services.store.nodes(), key=lambda node: (_node_key(node, sort, held), node.id), reverse=not ascending
+        )
+        begin = 1 + next((at for at, node in enumerate(every) if node.id == after), -1)
+        shown = live_node_views(services, every[begin : begin + NODES_SHOWN], attempts)
+        order = pages.SortOrder(sort.value, ascending=ascending)
+        return pages.nodes_page(shown, len(every) - begin - len(shown), order, viewer)
 
     return page_response(request, await run_in_thread(read))
+
+
+def _node_key(node: Node, order: NodeOrder, held: Mapping[NodeId, int]) -> int | str:
+    """Return what a list of nodes is sorted by; of equal nodes, by name."""
+    match order:
+        case NodeOrder.NAME:
+            return node.id
+        case NodeOrder.STATE:
+            return node_condition(node)
+        case NodeOrder.GPUS:
+            return len(node.devices)
+        case NodeOrder.HELD:
+            return held[node.id]
+        case NodeOrder.FAILURES:
+            return node.failure_count
 
 
 @routes.get("/nodes/{node_id}", Action.VIEW, reply=MediaType.HTML, error_page=error_page)

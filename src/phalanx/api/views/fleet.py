@@ -88,7 +88,7 @@ def fleet_frame(services: HeadServices) -> FleetFrame:
         now_s=services.clock.now_s(),
         nodes=[node.id for node in nodes],
         places=[", ".join(f"{level} {value}" for level, value in _place(node)) for node in nodes],
-        states=[_node_state(node) for node in nodes],
+        states=[node_condition(node) for node in nodes],
         cells=cells,
         jobs=jobs,
         counts={
@@ -140,7 +140,8 @@ def _place(node: Node) -> Sequence[tuple[str, str]]:
     return [(level, node.labels[level]) for level in LEVELS if level in node.labels]
 
 
-def _node_state(node: Node) -> str:
+def node_condition(node: Node) -> str:
+    """Return the state of a node in one word: "up", "down", "cordoned" or "draining"."""
     if node.state is NodeState.DOWN:
         return "down"
     if node.cordon is None:
