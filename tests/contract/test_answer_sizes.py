@@ -31,6 +31,8 @@ OTHERS = {
     "/metrics": "Prometheus's text",
     "/v1/audit/verify": "one report",
     "/v1/ca": "one certificate",
+    "/v1/channels": "at most 200, with bounded URLs",
+    "/v1/energy": "at most 1,000 rows of a fixed size",
     "/v1/fleet": "the state of every GPU by columns, about 40 bytes a node",
     "/v1/health": "one record",
     "/v1/heads": "the heads of one store",

@@ -45,7 +45,7 @@ NODE_HISTORY_SEARCHED: Final = 100_000  # newest lines of all nodes and jobs, am
 routes = RouteTable()
 
 
-class NodeOrder(enum.Enum):
+class NodeSortColumn(enum.Enum):
     """What the list of nodes is sorted by."""
 
     NAME = "name"
@@ -135,7 +135,7 @@ async def show_queues(request: Request) -> Response:
 
 @routes.get("/nodes", Action.VIEW, reply=MediaType.HTML, error_page=error_page)
 async def show_nodes(
-    request: Request, sort: NodeOrder = NodeOrder.NAME, ascending: bool = True, after: str = ""
+    request: Request, sort: NodeSortColumn = NodeSortColumn.NAME, ascending: bool = True, after: str = ""
 ) -> Response:
     """Show nodes with their health in the order of `sort`, from the first one behind the node `after`."""
     services, viewer = runtime_of(request).services, viewer_of(request)
@@ -156,18 +156,18 @@ async def show_nodes(
     return page_response(request, await run_in_thread(read))
 
 
-def _node_key(node: Node, order: NodeOrder, held: Mapping[NodeId, int]) -> int | str:
+def _node_key(node: Node, order: NodeSortColumn, held: Mapping[NodeId, int]) -> int | str:
     """Return what a list of nodes is sorted by; of equal nodes, by name."""
     match order:
-        case NodeOrder.NAME:
+        case NodeSortColumn.NAME:
             return node.id
-        case NodeOrder.STATE:
+        case NodeSortColumn.STATE:
             return node_condition(node)
-        case NodeOrder.GPUS:
+        case NodeSortColumn.GPUS:
             return len(node.devices)
-        case NodeOrder.HELD:
+        case NodeSortColumn.HELD:
             return held[node.id]
-        case NodeOrder.FAILURES:
+        case NodeSortColumn.FAILURES:
             return node.failure_count
 
 
