@@ -368,6 +368,14 @@ SPECIMENS = {
     "DELETE /v1/tokens/{token_id}": token_to_end,
     "GET /v1/heads": plain("/v1/heads"),
     "GET /v1/usage": plain("/v1/usage?since_s=0"),
+    "GET /v1/cost": plain("/v1/cost?since_s=0"),
+    "GET /v1/invoice": plain("/v1/invoice?since_s=0"),
+    "GET /v1/failures": plain("/v1/failures?since_s=0"),
+    "GET /v1/projects/{project_id}/spending": plain("/v1/projects/nlp/spending"),
+    "GET /v1/prices": plain("/v1/prices"),
+    "PUT /v1/prices": lambda case: Ask(
+        "/v1/prices", {"currency": "EUR", "prices": [{"gpu": f"h{case.number}", "per_gpu_hour": "2.49"}]}
+    ),
     "GET /v1/waste": plain("/v1/waste"),
     "GET /v1/energy": plain("/v1/energy?since_s=0"),
     "GET /v1/audit": plain("/v1/audit"),

@@ -232,7 +232,8 @@ class Supervisor:
         self.tell(MemberReady(**place, port=29500))
         self.tell(MemberStarted(**place, at_s=time.time()))
 
-    def end(self, job_id, epoch=1, code=0, ranks=2):
+    def end(self, job_id, epoch=1, code=0, ranks=2, at_s=None):
+        at_s = at_s or time.time()
         place = {"job_id": job_id, "epoch": epoch, "generation": 0}
         exits = [
             TaskExited(
@@ -243,12 +244,12 @@ class Supervisor:
                     code=code,
                     signal=None,
                     requested_by_phalanx=False,
-                    ended_s=time.time(),
+                    ended_s=at_s,
                 ),
             )
             for rank in range(ranks)
         ]
-        self.tell(*exits, MemberStopped(**place, node_id=self.node_id, at_s=time.time()))
+        self.tell(*exits, MemberStopped(**place, node_id=self.node_id, at_s=at_s))
 
 
 def bearer(role):

@@ -30,6 +30,8 @@ from phalanx.core.work.channel import Channel, ChannelMark, ChannelTopic
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.monthly_budget import BudgetWarning, MonthlyBudget
+from phalanx.core.work.price_list import GpuPrice, PriceList
 from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
@@ -123,7 +125,13 @@ def scoped_token():
 
 
 def project(name="vision"):
-    return Project(id=ProjectId(name), members=frozenset({UserId("ann"), UserId("bob")}), created_s=2.0)
+    return Project(
+        id=ProjectId(name),
+        members=frozenset({UserId("ann"), UserId("bob")}),
+        created_s=2.0,
+        budget=MonthlyBudget(cents=500_000, currency="EUR"),
+        budget_warned=BudgetWarning(month="2026-11", percent=80),
+    )
 
 
 def queue(name="default", **more):
@@ -244,6 +252,7 @@ def one_of_each_kind():
             created_s=6.0,
         ),
         ChannelMark(id="ops", seq=7, digest="2026-10"),
+        price_list(),
         usage_hour(),
         UsageMark(
             id=USAGE_MARK,
@@ -263,6 +272,14 @@ def attempt_use(seq, epoch=1):
     device = DeviceUse(node=NodeId("n0"), index=0, observed_ms=1000, busy_ms=250.5, peak=0.9, memory_peak_bytes=1 << 30)
     node = NodeUse(node=NodeId("n0"), generation=Generation(1), earlier_cpu_s=1.5, memory_peak_bytes=1 << 33)
     return AttemptUse(job_id=JobId(str(seq)), epoch=Epoch(epoch), counter="nvml_gpu", devices=(device,), nodes=(node,))
+
+
+def price_list():
+    prices = (
+        GpuPrice(gpu="h100", from_s=0, micro=2_490_000),
+        GpuPrice(gpu="h100", pool="cloud", from_s=3600, micro=6_880_001, source="offer of 9 November"),
+    )
+    return PriceList(currency="EUR", prices=prices, by=UserId("opal"), at_s=9.5)
 
 
 def usage_hour(begin_s=3600):

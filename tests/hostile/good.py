@@ -136,6 +136,18 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
         "list_waste": Good(query={"kind": "idle", "early": True, "limit": 10}),
         "energy_report": Good(query={"since_s": 1.0, "until_s": 1e10, "by": "job", "limit": 10}),
         "usage_report": Good(query={"since_s": 1.0, "until_s": 1e10, "by": "job", "limit": 10}),
+        "cost_report": Good(query={"since_s": 1.0, "until_s": 1e10, "by": "pool", "share_idle": "by-use", "limit": 10}),
+        "show_invoice": Good(query={"since_s": 1.0, "until_s": 1e10}),
+        "failures_report": Good(query={"since_s": 1.0, "until_s": 1e10, "by": "node", "limit": 10}),
+        "put_prices": Good(
+            body={
+                "currency": "EUR",
+                "prices": [
+                    {"gpu": "h100", "pool": "p", "from": "2026-11-01", "per_gpu_hour": "2.49", "source": "offer"}
+                ],
+                "dry_run": True,
+            }
+        ),
         "renew_lease": Good(body={"supervisor_id": "s1", "node_id": "n0", "epochs": [[job_id, epoch]], "held_s": 1.0}),
         "receive_streams": Good(
             body={"supervisor_id": "s1", "chunks": [{**part, "stream": "rank-0", "offset": 0, "data": "aGVsbG8K"}]}
@@ -240,7 +252,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
         "verify_audit": Good(query={"anchor": "1:" + DIGEST}),
         "put_blob": Good(body=BLOB),
         "put_user": Good(body={"role": "user", "disabled": False}),
-        "put_project": Good(body={"members": ["victim"], "admins": ["ada"]}),
+        "put_project": Good(body={"members": ["victim"], "admins": ["ada"], "budget": "5000 EUR/month"}),
         "make_token": Good(body={"user": "victim", "expires": "30d", "scope": ["see"], "note": "n"}),
         "put_queues": Good(
             body={"queues": [queue, {"id": "below", "parent": "side"}], "prune": False, "dry_run": False}

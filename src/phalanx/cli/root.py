@@ -80,8 +80,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         ),
         "waste": CommandEntry("phalanx.cli.report.waste:waste", "List who wastes GPUs now, and what mends it."),
         "report": CommandEntry(
-            "phalanx.cli.report.command:report", "Report what the GPUs of the fleet were used for, by state."
+            "phalanx.cli.report.command:report", "Report what the GPUs of the fleet were used for and cost."
         ),
+        "prices": CommandEntry("phalanx.cli.report.prices:prices", "List, set or refresh the prices of GPUs."),
         "plan": CommandEntry(
             "phalanx.cli.plan.command:plan",
             "Estimate fit, best layout, training time and cost of a model.",

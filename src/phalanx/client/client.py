@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 from phalanx.client.api_calls import LazyModule, decode_record
 from phalanx.client.audit import AuditApi
 from phalanx.client.channels import ChannelsApi
+from phalanx.client.cost import CostApi
 from phalanx.client.energy import EnergyApi
 from phalanx.client.exec_sessions import ExecApi
 from phalanx.client.jobs import JobsApi
@@ -56,6 +57,7 @@ class Client(
     AuditApi,
     UsageApi,
     EnergyApi,
+    CostApi,
 ):
     """Client of one cluster. Thread-safe.
 

@@ -37,10 +37,15 @@ class AccountsApi(ApiCalls):
         return [view for page in self._pages("/v1/projects", api.ProjectList) for view in page.projects]
 
     def put_project(
-        self, project_id: str, *, members: Sequence[str] | None = None, admins: Sequence[str] | None = None
+        self,
+        project_id: str,
+        *,
+        members: Sequence[str] | None = None,
+        admins: Sequence[str] | None = None,
+        budget: str | None = None,
     ) -> api.ProjectView:
-        """Create or change a project."""
-        body = {"members": members, "admins": admins}
+        """Create or change a project. `budget`: "5000 EUR/month", or "none"."""
+        body = {"members": members, "admins": admins, "budget": budget}
         return decode_record(
             self._put(f"/v1/projects/{id_path_segment('project', project_id)}", body), api.ProjectReply
         ).project

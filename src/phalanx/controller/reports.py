@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phalanx.controller.requests import licences, pools, power_caps
+from phalanx.controller.requests import licences, pools, power_caps, prices
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict
+from phalanx.core.fleet.device import device_facts
 from phalanx.core.fleet.fitness import FULL_DISK
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId
 from phalanx.core.lifecycle.events import MemberLost, ReminderDue
 from phalanx.core.lifecycle.transitions import FaultMark
 from phalanx.core.state.events import (
+    BudgetReached,
     DiskFreed,
     IdleJobsObserved,
     NodeDied,
@@ -61,6 +63,8 @@ def handle_report(context: StepContext, report: Report) -> None:
             context.change.put(report.mark)
         case IdleJobsObserved():
             pass  # for the idle policies of queues, which judge them in the same step
+        case BudgetReached():
+            prices.warn_of_budget(context, report)
         case _:
             context.apply_event(report.job_id, report)
 
@@ -120,9 +124,8 @@ def _register(context: StepContext, hello: SupervisorRegistered) -> None:
     fresh = licences.without_licences(context, fresh)
     if known is None or replace(known, changed_s=0.0) != replace(fresh, changed_s=0.0):
         context.change.put(fresh)
-    if known is None or known.state is not NodeState.UP:
-        gpus = f"{len(fresh.devices)} {'virtual devices' if fresh.virtual else 'GPUs'}"
-        context.add_history("node_up", f"{node_id} is up with {gpus}", node_id=node_id)
+    gpus = f"{len(fresh.devices)} {'virtual devices' if fresh.virtual else 'GPUs'}"
+    _record_up(context, known, fresh, f"{node_id} is up with {gpus}")
     power_caps.send_cap(context, fresh)
     running = {(job_id, epoch) for job_id, epoch, _ in hello.running}
     for attempt in context.world.attempts_on(node_id):
@@ -130,6 +133,14 @@ def _register(context: StepContext, hello: SupervisorRegistered) -> None:
         if member.state is MemberState.STARTED and (attempt.job_id, attempt.epoch) not in running:
             continue  # the supervisor still has to send the events of its end
         context.apply_event(attempt.job_id, ReminderDue(node_id=node_id))
+
+
+def _record_up(context: StepContext, known: Node | None, fresh: Node, text: str) -> None:
+    """Write that a node is up, if it was not, or if it has other devices than before."""
+    member = context.world.pool_nodes.get(fresh.id)
+    facts = device_facts(fresh.devices, "" if member is None else member.pool)
+    if known is None or known.state is not NodeState.UP or facts != device_facts(known.devices, str(facts["pool"])):
+        context.add_history("node_up", text, node_id=fresh.id, facts=facts)
 
 
 def _register_seat(context: StepContext, seat: Seat, probe_port: int) -> None:
@@ -181,8 +192,7 @@ def _node_seen(context: StepContext, seen: NodeListed) -> None:
         if replace(known, changed_s=now_s) == fresh:
             return
     context.change.put(fresh)
-    if known is None or known.state is not NodeState.UP:
-        context.add_history("node_up", f"{node.id} is up: {node.engine} reports it in service", node_id=node.id)
+    _record_up(context, known, fresh, f"{node.id} is up: {node.engine} reports it in service")
 
 
 def _merged(known: Node | None, hello: SupervisorRegistered, now_s: float) -> Node:

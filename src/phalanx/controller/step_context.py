@@ -37,7 +37,7 @@ from phalanx.core.recovery.failure_rate import gang_mtbf_s, node_mtbf_s
 from phalanx.core.recovery.failure_rules import FailureRule
 from phalanx.core.scheduling.feasibility import FeasibilityCache, FeasibilityChecker
 from phalanx.core.state.commands import Command, ProviderCall
-from phalanx.core.state.history import HistoryLine
+from phalanx.core.state.history import HistoryFacts, HistoryLine
 from phalanx.core.state.relations import UserJobName
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import EndCause
@@ -231,9 +231,15 @@ class StepContext:
         elif job.spec is not before.spec and job.name != before.name:
             self.renamed.append((before.user, before.name))
 
-    def add_history(self, kind: str, text: str, *, node_id: NodeId | None = None, by: str = "") -> None:
+    def add_history(
+        self, kind: str, text: str, *, node_id: NodeId | None = None, by: str = "", facts: HistoryFacts | None = None
+    ) -> None:
         """Add a history line that belongs to no job."""
-        self.change.add_history(HistoryLine(seq=0, at_s=self.now.wall_s, kind=kind, text=text, node_id=node_id, by=by))
+        self.change.add_history(
+            HistoryLine(
+                seq=0, at_s=self.now.wall_s, kind=kind, text=text, node_id=node_id, by=by, facts=dict(facts or {})
+            )
+        )
 
 
 class FleetFailureRate:

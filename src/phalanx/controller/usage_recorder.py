@@ -17,6 +17,7 @@ from math import inf
 from typing import Any, Final
 
 from phalanx.controller.attempt_use_tracker import AttemptUseTracker
+from phalanx.controller.budget_watch import BudgetWatch
 from phalanx.controller.step_result import StepResult
 from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.usage_accounting import UsageAccountant
@@ -71,6 +72,7 @@ class UsageRecorder:
         self._attempt_uses = AttemptUseTracker(
             self._accountant.live_attempt, lambda key: store.record(ATTEMPT_USES, key)
         )
+        self._budgets = BudgetWatch(store)
         mark = world.table(USAGE_MARKS).get(USAGE_MARK)
         # Never behind what was counted, if the wall clock was set back.
         wall_ms = max(int(clock.now_s() * 1000), mark.until_ms if mark is not None else 0)
@@ -158,6 +160,7 @@ class UsageRecorder:
                 self._look_for_waste()
                 if self._now_ms() - self._stored_ms >= STORE_EVERY_MS:
                     self._store_all()
+                    self._warn_of_budgets()
             except Exception:  # noqa: BLE001  # an internal error must not end the accounting; the next tick judges again
                 _log.exception("internal error in the ledger of states")
         self._store_all(stopping=True)
@@ -202,6 +205,14 @@ class UsageRecorder:
         with self._lock:
             self._attempt_uses.stored(uses, now_ms)
             ledger.drop_hours(now_ms - now_ms % HOUR_MS - HOUR_MS)
+
+    def _warn_of_budgets(self) -> None:
+        assert self._submit is not None
+        with self._lock:
+            newest = [usage_hour(hour, found) for hour, found in self._accountant.ledger.hours.items()]
+        reached = self._budgets.check(newest, self._now_ms() / 1000)
+        if reached:
+            self._submit(reached).result(timeout=STOP_TIMEOUT_S)
 
     def _apply(self, records: Sequence[Any], removed: Sequence[Any], at_ms: int) -> None:
         """Account for a commit at its own time, however late the thread comes to it."""

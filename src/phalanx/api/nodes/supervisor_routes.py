@@ -36,6 +36,7 @@ from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError, TryLater
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 from phalanx.core.state.events import (
     AttemptWithdrawn,
+    BudgetReached,
     CheckpointFailed,
     CheckpointSaved,
     DiskFreed,
@@ -380,6 +381,7 @@ _OF_THE_HEAD: Final = (
     ProviderReported,
     UsageCounted,
     IdleJobsObserved,
+    BudgetReached,
 )
 
 

@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from phalanx.api.http.bodies import json_response
 from phalanx.api.http.routing import RouteTable
-from phalanx.api.routes.usage import HOUR_US, ROWS_MAX, Hours
+from phalanx.api.routes.usage import HOUR_US, ROWS_MAX
 from phalanx.api.runtime import run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
+from phalanx.api.views.ledger_period import LedgerPeriod
 from phalanx.core.accounting.energy_report import KWH_MJ, EnergySum, sum_energy
 from phalanx.core.accounting.usage_report import UsageKey
 from phalanx.core.work.users import Action
@@ -31,12 +32,14 @@ async def energy_report(
     limit: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_MAX,
 ) -> Response:
     """Report the energy of GPUs in the hours that a period of Unix times touches; all rows add up to what the devices counted."""
-    return json_response(await run_in_thread(_report, runtime_of(request).services, Hours(since_s, until_s), by, limit))
+    return json_response(
+        await run_in_thread(_report, runtime_of(request).services, LedgerPeriod(since_s, until_s), by, limit)
+    )
 
 
-def _report(services: HeadServices, hours: Hours, by: UsageKey, limit: int) -> EnergyReportView:
-    found = sum_energy(hours.read(services), by, (), rows_max=limit)
-    since_s, until_s = hours.bounds_s(services.clock.now_s())
+def _report(services: HeadServices, period: LedgerPeriod, by: UsageKey, limit: int) -> EnergyReportView:
+    found = sum_energy(period.hours(services), by, (), rows_max=limit)
+    since_s, until_s = period.bounds_s(services.clock.now_s())
     return EnergyReportView(
         by=by.value,
         since_s=since_s,

@@ -25,6 +25,7 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ProjectId, TokenId, UserId
 from phalanx.core.state.events import ChangeProject, ChangeUser, PutToken, RevokeToken
 from phalanx.core.units import format_duration, parse_duration_s
+from phalanx.core.work.monthly_budget import parse_budget
 from phalanx.core.work.users import (
     Action,
     Token,
@@ -46,6 +47,7 @@ from phalanx.wire.api.people import (
 TOKEN_BITS: Final = 256
 TOKEN_LIFETIME_S: Final = 90 * 86400.0  # of a token made without an expiry
 NEVER: Final = "never"
+NO_BUDGET: Final = "none"
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
 
 routes = RouteTable()
@@ -146,6 +148,8 @@ async def put_project(request: Request, project_id: ProjectId) -> Response:
         as_admin=may(caller, Action.ADMINISTER),
         members=None if body.members is None else frozenset(body.members),
         admins=None if body.admins is None else frozenset(body.admins),
+        budget=None if body.budget in (None, NO_BUDGET) else parse_budget(body.budget),
+        without_budget=body.budget == NO_BUDGET,
     )
     project = await runtime.request(command)
     return json_response(ProjectReply(project=project_view(project)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 from fastapi import Query
 from starlette.requests import Request
@@ -12,18 +12,17 @@ from phalanx.api.http.bodies import json_response
 from phalanx.api.http.routing import RouteTable
 from phalanx.api.runtime import run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
+from phalanx.api.views.ledger_period import LedgerPeriod
 from phalanx.core.accounting.state_ledger import UsageSpan
 from phalanx.core.accounting.usage_report import UsageKey, UsageSum, sum_usage
 from phalanx.core.accounting.usage_states import UsageState
 from phalanx.core.errors import NotFound
 from phalanx.core.ids import NodeId
-from phalanx.core.work.usage_hour import UsageHour
 from phalanx.core.work.users import Action
 from phalanx.core.work.waste_terms import WASTE_STATES
 from phalanx.wire.api.usage import NodeUsageView, UsageReportView, UsageRowView, UsageSpanView, UsageTotalView
 
 ROWS_MAX: Final = 1000  # in one answer: at most half a megabyte
-HOUR_S: Final = 3600
 HOUR_US: Final = 3_600_000_000
 routes = RouteTable()
 
@@ -41,26 +40,9 @@ async def usage_report(
 
     The largest rows come first; with `waste_first`, those that waste most.
     """
-    services, hours = runtime_of(request).services, Hours(since_s, until_s)
+    services, period = runtime_of(request).services, LedgerPeriod(since_s, until_s)
     first = frozenset(WASTE_STATES) if waste_first else None
-    return json_response(await run_in_thread(_report, services, hours, by, limit, first))
-
-
-class Hours(NamedTuple):
-    """The hours that a period touches, in Unix seconds. `until_s`: None for now."""
-
-    since_s: float
-    until_s: float | None
-
-    def read(self, services: HeadServices) -> list[UsageHour]:
-        """The hours of the ledger."""
-        hours = services.usage_hours(self.since_s)
-        return hours if self.until_s is None else [hour for hour in hours if int(hour.id) < self.until_s]
-
-    def bounds_s(self, now_s: float) -> tuple[float, float]:
-        """Its beginning, and its end, which is never later than now."""
-        end_s = now_s if self.until_s is None else min(now_s, self.until_s + -self.until_s % HOUR_S)
-        return self.since_s - self.since_s % HOUR_S, end_s
+    return json_response(await run_in_thread(_report, services, period, by, limit, first))
 
 
 @routes.get("/v1/nodes/{node_id}/usage", Action.VIEW, reply=NodeUsageView)
@@ -89,10 +71,10 @@ def _span(index: int, span: UsageSpan) -> UsageSpanView:
 
 
 def _report(
-    services: HeadServices, hours: Hours, by: UsageKey, limit: int, first: frozenset[str] | None
+    services: HeadServices, period: LedgerPeriod, by: UsageKey, limit: int, first: frozenset[str] | None
 ) -> UsageReportView:
-    found = sum_usage(hours.read(services), by, rows_max=limit, first=first)
-    since_s, until_s = hours.bounds_s(services.clock.now_s())
+    found = sum_usage(period.hours(services), by, rows_max=limit, first=first)
+    since_s, until_s = period.bounds_s(services.clock.now_s())
     by_state_us = {state.value: found.total.by_state.get(state.value, 0) for state in UsageState}
     return UsageReportView(
         by=by.value,

@@ -523,7 +523,11 @@ def _ranks_on(grant: NodeGrant, index: int) -> list[int]:
 def project_view(project: Project) -> ProjectView:
     """Return the view of a project; names are sorted."""
     return ProjectView(
-        id=project.id, members=sorted(project.members), admins=sorted(project.admins), created_s=project.created_s
+        id=project.id,
+        members=sorted(project.members),
+        admins=sorted(project.admins),
+        created_s=project.created_s,
+        budget="" if project.budget is None else str(project.budget),
     )
 
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from phalanx.cli import cells
 from phalanx.cli.command_groups import check_exists, check_new, list_group
 from phalanx.cli.connection import connect
-from phalanx.cli.list_output import ListView
+from phalanx.cli.list_output import ListView, list_options, show_list
+from phalanx.cli.option_types import GrammarType
+from phalanx.cli.report.cost import budget_text
 from phalanx.cli.tables import Column, table
 from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest
+from phalanx.core.work.monthly_budget import parse_budget
 from phalanx.wire.api.people import ProjectView
 
 if TYPE_CHECKING:
     from phalanx.client import Client
 
 
-@list_group("List projects; add or change one.")
+BUDGET: Final = GrammarType("AMOUNT", lambda text: None if text == "none" else parse_budget(text))
+
+
+@list_group("List projects; show, add or change one.")
 def projects(head: Client, now_s: float) -> ListView:
     """List projects."""
     found: Sequence[ProjectView] = head.projects()
@@ -28,10 +34,17 @@ def projects(head: Client, now_s: float) -> ListView:
         Column(title="PROJECT", min_width=8),
         Column(title="MEMBERS", min_width=12),
         Column(title="ADMINS", min_width=8, hide_empty=True),
+        Column(title="BUDGET", hide_empty=True, drop_order=1),
         Column(title="SINCE", right=True),
     )
     rows = [
-        [project.id, ", ".join(project.members), ", ".join(project.admins), cells.age(project.created_s, now_s)]
+        [
+            project.id,
+            ", ".join(project.members),
+            ", ".join(project.admins),
+            project.budget,
+            cells.age(project.created_s, now_s),
+        ]
         for project in found
     ]
     return ListView(
@@ -43,15 +56,38 @@ def projects(head: Client, now_s: float) -> ListView:
 
 @projects.command()
 @click.argument("name")
+@list_options
+def show(name: str, as_json: bool, watch: bool) -> None:
+    """Show the members of a project, what it has spent this month (UTC), and a forecast of the month's end."""
+    head = connect()
+
+    def fetch() -> ListView:
+        found = {str(project.id): project for project in head.projects()}
+        check_exists("project", name, found)
+        spending = head.spending(name)
+        return ListView(
+            value={"project": found[name], "spending": spending},
+            lines=lambda _: [strip_control(_summary(found[name]))],
+            notes=(budget_text(spending),) if spending.currency else ("no prices are stored: nothing has a cost",),
+            next_command=f"phalanx report cost --by user --month {spending.month}",
+        )
+
+    show_list(fetch, as_json=as_json, watch=watch)
+
+
+@projects.command()
+@click.argument("name")
 @click.option("--member", "members", multiple=True, metavar="USER", help="May submit jobs; repeatable.")
 @click.option(
     "--admin", "admins", multiple=True, metavar="USER", help="May also change the jobs of others; repeatable."
 )
-def add(name: str, members: tuple[str, ...], admins: tuple[str, ...]) -> None:
+@click.option("--budget", type=BUDGET, help='Warn at 80 and 100 % of it: "5000 EUR/month".')
+def add(name: str, members: tuple[str, ...], admins: tuple[str, ...], budget: str | None) -> None:
     """Add a project."""
     head = connect()
     check_new("project", name, (project.id for project in head.projects()))
-    print(strip_control(_summary(head.put_project(name, members=sorted({*members, *admins}), admins=sorted(admins)))))
+    made = head.put_project(name, members=sorted({*members, *admins}), admins=sorted(admins), budget=budget)
+    print(strip_control(_summary(made)))
 
 
 @projects.command(name="set")
@@ -60,25 +96,35 @@ def add(name: str, members: tuple[str, ...], admins: tuple[str, ...]) -> None:
 @click.option("--remove-member", multiple=True, metavar="USER", help="Removed, also as an admin.")
 @click.option("--add-admin", multiple=True, metavar="USER", help="May also change the jobs of others.")
 @click.option("--remove-admin", multiple=True, metavar="USER", help="No longer an admin, still a member.")
+@click.option("--budget", type=BUDGET, help='Warn at 80 and 100 % of it: "5000 EUR/month", or none.')
 def set_(
     name: str,
     add_member: tuple[str, ...],
     remove_member: tuple[str, ...],
     add_admin: tuple[str, ...],
     remove_admin: tuple[str, ...],
+    budget: str | None,
 ) -> None:
-    """Change the members and admins of a project."""
-    if not (add_member or remove_member or add_admin or remove_admin):
-        raise BadRequest("nothing to change", hint="give --add-member, --remove-member, --add-admin or --remove-admin")
+    """Change the members, admins and budget of a project."""
+    people = bool(add_member or remove_member or add_admin or remove_admin)
+    if not people and budget is None:
+        raise BadRequest(
+            "nothing to change", hint="give --add-member, --remove-member, --add-admin, --remove-admin or --budget"
+        )
     head = connect()
     found = {str(project.id): project for project in head.projects()}
     check_exists("project", name, found)
     project = found[name]
+    if not people:
+        print(strip_control(_summary(head.put_project(name, budget=budget))))
+        return
     members = {*map(str, project.members), *add_member, *add_admin} - {*remove_member}
     admins = {*map(str, project.admins), *add_admin} - {*remove_admin, *remove_member}
-    print(strip_control(_summary(head.put_project(name, members=sorted(members), admins=sorted(admins)))))
+    changed = head.put_project(name, members=sorted(members), admins=sorted(admins), budget=budget)
+    print(strip_control(_summary(changed)))
 
 
 def _summary(project: ProjectView) -> str:
     admins = f"; admins {', '.join(project.admins)}" if project.admins else ""
-    return f"project {project.id}: members {', '.join(project.members) or 'none'}{admins}"
+    budget = f"; budget {project.budget}" if project.budget else ""
+    return f"project {project.id}: members {', '.join(project.members) or 'none'}{admins}{budget}"

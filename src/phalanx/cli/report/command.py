@@ -7,17 +7,19 @@ from typing import Final
 import click
 
 from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.report.cost import cost, invoice
 from phalanx.cli.report.energy import energy
+from phalanx.cli.report.failures import failures
 from phalanx.cli.report.node_states import states
 from phalanx.cli.report.past_waste import past_waste
 from phalanx.cli.report.usage import usage
 
-KINDS: Final[tuple[click.Command, ...]] = (usage, states, past_waste, energy)
+KINDS: Final[tuple[click.Command, ...]] = (usage, states, past_waste, energy, cost, invoice, failures)
 
 
 @click.group(cls=CommandGroup)
 def report() -> None:
-    """Report what the GPUs of the fleet were used for."""
+    """Report what the GPUs of the fleet were used for, and what they cost."""
 
 
 for _kind in KINDS:

@@ -38,7 +38,7 @@ class ReportTable:
     rows: Sequence[Sequence[Cell | str]]
     csv_rows: Sequence[Sequence[str]]
     notes: Sequence[str] = field(default=())
-    empty: str = "no GPU-hours yet"
+    empty: str = "no GPU-hours in this period"
     next_command: str = ""
 
     def lines(self, screen: Terminal) -> list[str]:

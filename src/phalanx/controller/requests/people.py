@@ -36,7 +36,10 @@ def _describe_user(user: User) -> str:
 
 
 def _describe_project(project: Project) -> str:
-    return f"project {project.id} members {join_names(sorted(project.members))} admins {join_names(sorted(project.admins))}"
+    return (
+        f"project {project.id} members {join_names(sorted(project.members))} admins {join_names(sorted(project.admins))}"
+        + (f" budget {project.budget}" if project.budget is not None else "")
+    )
 
 
 def _describe_token(token: Token) -> str:
@@ -121,6 +124,8 @@ def change_project(context: StepContext, request: ChangeProject) -> Project:
         members=project.members if request.members is None else request.members,
         admins=project.admins if request.admins is None else request.admins,
     )
+    if request.without_budget or request.budget not in (None, project.budget):
+        project = replace(project, budget=request.budget, budget_warned=None)
     context.change.put(project)
     return project
 
@@ -199,6 +204,10 @@ def _check_project_admin(project: Project | None, request: ChangeProject) -> Non
     if request.admins is not None and request.admins != project.admins:
         raise NotPermitted(
             f"{request.by} may not change the admins of project {project.id}", hint="ask an admin of the head"
+        )
+    if request.without_budget or request.budget is not None:
+        raise NotPermitted(
+            f"{request.by} may not change the budget of project {project.id}", hint="ask an admin of the head"
         )
     if request.members is not None and not request.members and project.members:
         raise BadRequest(

@@ -13,6 +13,7 @@ from phalanx.controller.impossible_jobs import record_impossible_jobs
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound
+from phalanx.core.fleet.device import device_facts
 from phalanx.core.fleet.node import Cordon, Node
 from phalanx.core.fleet.node_pool import (
     COMING_STATES,
@@ -276,7 +277,8 @@ def _order(context: StepContext, wanted: WantedNodes) -> None:
                 why=wanted.why,
             )
         )
-        context.add_history("node_requested", f"pool {pool.id} starts {node_id}: {wanted.why}", node_id=node_id)
+        text, facts = f"pool {pool.id} starts {node_id}: {wanted.why}", device_facts(pool.template.devices, pool.id)
+        context.add_history("node_requested", text, node_id=node_id, facts=facts)
     context.change.put(pool)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from phalanx.core.fleet.mig import DeviceMig
@@ -36,3 +37,12 @@ class Device:
     def divided(self) -> bool:
         """Whether MIG mode is on: the device is granted in slices, never as a whole."""
         return self.mig is not None and self.mig.on
+
+
+def device_facts(devices: Iterable[Device], pool: str = "") -> dict[str, str | int | float | None]:
+    """What a history line says of a node's devices, so that its bill follows from the history alone: the pool, and devices by model."""
+    facts: dict[str, str | int | float | None] = {"pool": pool}
+    for device in devices:
+        count = facts.get(f"gpus {device.model}", 0)
+        facts[f"gpus {device.model}"] = (count if isinstance(count, int) else 0) + 1
+    return facts

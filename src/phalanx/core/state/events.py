@@ -36,7 +36,9 @@ from phalanx.core.work.attempt_use import AttemptUse
 from phalanx.core.work.channel import Channel, ChannelMark
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job, JobState, PublishedCheckpoint
+from phalanx.core.work.monthly_budget import BudgetWarning, MonthlyBudget
 from phalanx.core.work.pace import StepPace
+from phalanx.core.work.price_list import PriceList
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
@@ -241,13 +243,20 @@ class ChangeUser(Request[User]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeProject(Request[Project]):
-    """Add or change a project; None leaves a field. `as_admin`: the caller is an admin of the head, not only of this project."""
+    """Add or change a project; None leaves a field.
+
+    Attributes:
+        as_admin: the caller is an admin of the head, not only of this project.
+        without_budget: the project has no budget any more.
+    """
 
     project_id: ProjectId
     by: UserId
     as_admin: bool
     members: frozenset[UserId] | None = None
     admins: frozenset[UserId] | None = None
+    budget: MonthlyBudget | None = None
+    without_budget: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +319,13 @@ class RemoveNodePool(Request[tuple[ImpossibleJob, ...]]):
 
     pool_id: PoolId
     by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutPrices(Request[None]):
+    """Replace the prices of GPUs. Idempotent."""
+
+    prices: PriceList
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -726,6 +742,16 @@ class IdleJobsObserved:
     jobs: tuple[IdleJob, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetReached:
+    """A project has spent `warning.percent` of its budget, or more. Amounts are hundredths of the currency. Idempotent."""
+
+    project_id: ProjectId
+    budget: MonthlyBudget
+    warning: BudgetWarning
+    spent_cents: int
+
+
 Report = (
     SupervisorRegistered
     | MemberReady
@@ -749,5 +775,6 @@ Report = (
     | UsageCounted
     | IdleJobsObserved
     | PowerLimited
+    | BudgetReached
 )
 Event = Request[Any] | Report

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.core.ids import Epoch, JobId, NodeId
+
+HistoryFacts = Mapping[str, str | int | float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

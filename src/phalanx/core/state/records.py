@@ -28,6 +28,7 @@ from phalanx.core.work.attempt_use import AttemptUse
 from phalanx.core.work.channel import Channel, ChannelMark
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job
+from phalanx.core.work.price_list import PriceList
 from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetentionPolicy
@@ -132,6 +133,7 @@ ATTEMPT_USES: Final = RecordKind[tuple[JobId, Epoch], AttemptUse](
     pages=(("job_id", ""), ("epoch", -1)),
     in_world=False,
 )
+PRICE_LISTS: Final = RecordKind[str, PriceList]("price list", PriceList, "price_lists", 5)
 LICENCES: Final = RecordKind[str, Licence]("licence", Licence, "licences", 3)
 CHANNELS: Final = RecordKind[str, Channel]("notification channel", Channel, "channels", 5)
 CHANNEL_MARKS: Final = RecordKind[str, ChannelMark](
@@ -202,6 +204,7 @@ Record = (
     | RetentionPolicy
     | Channel
     | ChannelMark
+    | PriceList
     | UsageHour
     | UsageMark
     | AttemptUse
@@ -228,6 +231,7 @@ RECORDS: Final[tuple[RecordKind[Any, Any], ...]] = (
     RETENTION,
     CHANNELS,
     CHANNEL_MARKS,
+    PRICE_LISTS,
     USAGE_HOURS,
     USAGE_MARKS,
     ATTEMPT_USES,

@@ -14,6 +14,7 @@ from typing import Final
 
 from phalanx.core.ids import ProjectId, QueueId, UserId
 from phalanx.core.resources import GPUS, Resources
+from phalanx.core.work.monthly_budget import BudgetWarning, MonthlyBudget
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.waste_terms import ALARM_AFTER_S, IdleAction, IdlePolicy, WasteKind
 
@@ -111,12 +112,14 @@ class QueueUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """An accounting group. Only members (and operators) submit for it."""
+    """An accounting group. Only members (and operators) submit for it. `budget_warned`: the last warning about its budget."""
 
     id: ProjectId
     members: frozenset[UserId] = frozenset()
     admins: frozenset[UserId] = frozenset()
     created_s: float = 0.0
+    budget: MonthlyBudget | None = None
+    budget_warned: BudgetWarning | None = None
 
 
 def idle_policy(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> IdlePolicy | None:

@@ -38,12 +38,13 @@ class UserBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
-    """A project: an accounting group and its members."""
+    """A project: an accounting group and its members. `budget`: as "5000 EUR/month"; empty without one."""
 
     id: ProjectId
     members: list[UserId]
     admins: list[UserId]
     created_s: float = 0.0
+    budget: str = ""
 
 
 class ProjectList(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,10 +61,11 @@ class ProjectReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProjectBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A project's settings; absent fields of an existing project stay unchanged."""
+    """A project's settings; absent fields of an existing project stay unchanged. `budget`: "5000 EUR/month", or "none"."""
 
     members: list[UserId] | None = None
     admins: list[UserId] | None = None
+    budget: str | None = None
 
 
 class TokenView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,143 @@
+"""Records of the reports of cost. Amounts of money are decimal numbers as text, and integers in hundredths of the currency."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class UnpricedView(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU time without a price: it costs nothing in the report."""
+
+    pool: str
+    gpu: str
+    gpu_hours: float
+
+
+class CostRowView(msgspec.Struct, frozen=True, kw_only=True):
+    """What one project, user, queue, GPU model, pool or job costs.
+
+    Attributes:
+        key: "" for what belongs to none, such as idle GPUs that are not shared.
+        gpu_hours: held by its jobs.
+        idle_gpu_hours: its part of GPUs that no job held.
+        used, idle, cost: of both, and their sum.
+        unpriced_gpu_hours: the part of the time that has no price.
+        merged: number of rows that are added up in this one; 0 for a row of its own.
+    """
+
+    key: str
+    gpu_hours: float
+    idle_gpu_hours: float
+    used: str
+    idle: str
+    cost: str
+    cost_cents: int
+    unpriced_gpu_hours: float = 0.0
+    merged: int = 0
+
+
+class BudgetView(msgspec.Struct, frozen=True, kw_only=True):
+    """A project's spending in the month (UTC).
+
+    Attributes:
+        budget: as "5000 EUR/month"; empty without one.
+        percent: of the budget that is spent, rounded down; None without a budget in the currency of the prices.
+        forecast: what the month will cost; `method` says how the rest of it was estimated.
+    """
+
+    project: str
+    month: str
+    currency: str
+    spent: str
+    spent_cents: int
+    forecast: str
+    forecast_cents: int
+    method: str
+    budget: str = ""
+    percent: int | None = None
+
+
+class CostReportView(msgspec.Struct, frozen=True, kw_only=True):
+    """A report of cost; its rows add up to the total, and the total is that of the invoice of the same period.
+
+    Attributes:
+        currency: empty without prices.
+        share_idle: the rule that spreads idle GPUs.
+        total: all rows.
+        unpriced: GPU time without a price.
+        budgets: of projects with a budget, in a report by project.
+    """
+
+    by: str
+    since_s: float
+    until_s: float
+    currency: str
+    share_idle: str
+    rows: list[CostRowView]
+    total: CostRowView
+    unpriced: list[UnpricedView] = []
+    budgets: list[BudgetView] = []
+
+
+class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the invoice: all time of one GPU model in one pool ("" for none) in one month, rounded once.
+
+    Attributes:
+        gpu_us: the time in GPU-microseconds, as an integer.
+        prices: for a GPU-hour, in the order in which they held.
+    """
+
+    month: str
+    pool: str
+    gpu: str
+    gpu_hours: float
+    gpu_us: int
+    prices: list[str]
+    cost: str
+    cost_cents: int
+
+
+class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
+    """The invoice of a period, by month, pool and GPU model."""
+
+    since_s: float
+    until_s: float
+    currency: str
+    lines: list[InvoiceLineView]
+    cost: str
+    cost_cents: int
+    unpriced: list[UnpricedView] = []
+
+
+class FailureRowView(msgspec.Struct, frozen=True, kw_only=True):
+    """Failures of one cause, node, user, project, queue or job.
+
+    Attributes:
+        failures: failed attempts, each restart in place counted.
+        jobs: distinct jobs.
+        held_gpu_hours: what the failed attempts held.
+        lost_gpu_hours: of it, work that is not part of the result.
+        cost: of the lost hours, at the mean price of the job's GPU time; an estimate.
+        merged: as in the other reports.
+    """
+
+    key: str
+    failures: int
+    jobs: int
+    held_gpu_hours: float
+    lost_gpu_hours: float
+    cost: str
+    cost_cents: int
+    merged: int = 0
+
+
+class FailuresReportView(msgspec.Struct, frozen=True, kw_only=True):
+    """A report of failures. `unread_jobs`: older failed jobs of the period that are past the limit and not in it."""
+
+    by: str
+    since_s: float
+    until_s: float
+    currency: str
+    rows: list[FailureRowView]
+    total: FailureRowView
+    unread_jobs: int = 0
