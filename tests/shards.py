@@ -162,6 +162,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_usage_scenarios.py",
     "tests/e2e/test_wide.py",
     "tests/simulation/test_seeds.py::test_a_fixed_campaign_meets_every_edge_that_is_not_rare_and_every_fault_in_every_state",
+    "tests/simulation/test_invoice_of_a_month.py::test_a_month_costs_what_the_events_say",
     "tests/torch/test_calibrate.py",
     "tests/torch/test_layouts.py",
     "tests/torch/test_checkpointer.py::test_kill_in_mid_save_leaves_only_whole_checkpoints",
@@ -223,6 +224,11 @@ SHARDS: tuple[Shard, ...] = (
             "tests/simulation/test_late",
             "tests/simulation/test_waited",
         ),
+    ),
+    Shard(
+        title="money: the invoice of a simulated month",
+        tests=("tests/simulation/test_invoice_of_a_month.py",),
+        sources=("core/accounting", "controller", "core/fleet"),
     ),
     Shard(
         title="properties, fresh examples",

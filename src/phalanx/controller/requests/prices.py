@@ -15,7 +15,8 @@ from phalanx.core.work.price_list import PRICES
 from phalanx.core.work.users import Action
 
 handlers: Final = RequestHandlers()
-BUDGET_WARNING: Final = "budget_warning"  # kind of the history lines
+BUDGET_WARNING: Final = "budget_warning"  # kinds of the history lines
+BUDGET_EXCEEDED: Final = "budget_exceeded"
 
 
 @handlers.add(
@@ -48,7 +49,7 @@ def warn_of_budget(context: StepContext, reached: BudgetReached) -> None:
         HistoryLine(
             seq=0,
             at_s=context.now.wall_s,
-            kind=BUDGET_WARNING,
+            kind=BUDGET_EXCEEDED if warning.percent >= 100 else BUDGET_WARNING,
             text=text,
             facts={
                 "project": project.id,
