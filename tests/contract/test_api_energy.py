@@ -36,6 +36,7 @@ class Meter:
 
     def __init__(self, supervisor, devices=4):
         self.supervisor, self.millijoules, self.busy, self.at_s = supervisor, [7_000_000] * devices, False, 0.0
+        self.throttle: tuple[str, ...] = ()
 
     def passes(self, head, seconds):
         head.clock.ahead_s += seconds
@@ -45,7 +46,13 @@ class Meter:
 
     def sends(self):
         readings = [
-            EnergyReading(index=index, meter=f"GPU-{index}", millijoules=counted, at_ns=round(self.at_s * NS))
+            EnergyReading(
+                index=index,
+                meter=f"GPU-{index}",
+                millijoules=counted,
+                at_ns=round(self.at_s * NS),
+                throttle=self.throttle if index == 0 else None,
+            )
             for index, counted in enumerate(self.millijoules)
         ]
         request = SamplesRequest(
@@ -59,24 +66,35 @@ class Meter:
         assert self.supervisor.post("samples", request).status_code == 204
 
 
+def notes_of(found):
+    return energy_table(msgspec.convert(found, EnergyReportView)).notes
+
+
 def test_jobs_and_idle_add_up_to_the_counters(head, call):
     supervisor = Supervisor(call)
     supervisor.hello()
     meter = Meter(supervisor)
     meter.sends()
-    meter.passes(head, 100.0)
+    meter.passes(head, 10_000.0)
     job = call.submit(gpus=1)
     meter.sends()
     meter.busy = True
-    meter.passes(head, 50.0)
+    meter.passes(head, 5_000.0)
     meter.sends()
     found = report(call)
     rows = {row["key"]: row for row in found["rows"]}
-    # The clock of the head goes on by itself too, some milliseconds with each call.
-    assert rows[job]["counter_mj"] == pytest.approx(50 * 590_000, rel=0.02)
+    # The clock of the head goes on by itself too: seconds on a busy machine.
+    assert rows[job]["counter_mj"] == pytest.approx(5_000 * 590_000, rel=0.02)
     assert rows[job]["mean_w"] == pytest.approx(590, rel=0.05)
-    assert found["metered_mj"] == sum(meter.millijoules) - 4 * 7_000_000
     assert {row["key"] for row in report(call, by="project")["rows"]} == {"default", ""}
+    assert found["total"].get("throttled", {}) == {}
+    meter.throttle = ("sw_power_cap",)
+    meter.passes(head, 36.0)
+    meter.sends()
+    found = report(call)
+    rows = {row["key"]: row for row in found["rows"]}
+    assert rows[job]["throttled"] == {"power": pytest.approx(0.01, rel=0.5)}
+    assert any(note.startswith("clocks were held down in 0.0") for note in notes_of(found))
     shown = energy_table(msgspec.convert(found, EnergyReportView))
     title, *lines = shown.lines(WIDE)
     assert title.split()[:4] == ["JOB", "KWH", "MEAN", "W"]

@@ -2,7 +2,14 @@
 
 import pytest
 
-from phalanx.core.accounting.energy_ledger import SPANS_MAX, EnergyLedger, EnergySource, MeterReading
+from phalanx.core.accounting.energy_ledger import (
+    SPANS_MAX,
+    EnergyLedger,
+    EnergySource,
+    MeterReading,
+    ThrottleCause,
+    throttle_cause,
+)
 from phalanx.core.accounting.state_ledger import HOUR_MS, Account, StateLedger
 from phalanx.core.ids import NodeId
 
@@ -115,6 +122,33 @@ def test_device_that_changes_hands_without_readings_starts_again():
         ledger.hold(N0, 0, ((WHOLE, (JOB, OTHER)[at_ms % 2]),), at_ms)
     assert not ledger.read(N0, 0, reading(50, 1000)).hours
     assert sum(shares(ledger.read(N0, 0, reading(60, 2000))).values()) == 10
+
+
+@pytest.mark.parametrize(
+    ("reasons", "cause"),
+    [
+        ((), None),
+        (None, None),
+        (("sync_boost",), None),
+        (("sw_power_cap",), ThrottleCause.POWER),
+        (("hw_slowdown", "hw_power_brake_slowdown"), ThrottleCause.POWER),
+        (("hw_slowdown", "hw_thermal_slowdown", "sw_power_cap"), ThrottleCause.THERMAL),
+        (("hw_slowdown",), ThrottleCause.HARDWARE),
+    ],
+)
+def test_cause_of_slow_clocks(reasons, cause):
+    assert throttle_cause(reasons) is cause
+
+
+def test_slow_clocks_count_for_the_time_since_the_reading_before_unless_that_is_long_ago():
+    ledger, hot = held((WHOLE, JOB)), ThrottleCause.THERMAL
+    ledger.read(N0, 0, reading(0, 0)._replace(throttled=hot))
+    assert ledger.read(N0, 0, reading(10, 1000)._replace(throttled=hot)).throttled is hot
+    assert ledger.read(N0, 0, reading(20, 2000)).throttled is None
+    assert ledger.read(N0, 0, reading(30, 90_000)._replace(throttled=hot)).throttled is None
+    states = StateLedger()
+    states.add_energy(0, "counter", {JOB: (7, 1000)}, 7, hot)
+    assert states.hours[0].throttled == {(JOB, "thermal"): 1000}
 
 
 def test_device_that_left_counts_no_more():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from phalanx.core.accounting.energy_ledger import EnergyLedger, EnergySource, MeterReading
+from phalanx.core.accounting.energy_ledger import EnergyLedger, EnergySource, MeterReading, throttle_cause
 from phalanx.core.accounting.state_ledger import StateLedger
 from phalanx.wire.supervisor import SamplesRequest
 
@@ -23,10 +23,11 @@ def count_energy(energy: EnergyLedger, ledger: StateLedger, request: SamplesRequ
             millijoules=max(0, one.millijoules),
             at_ms=now_ms - max(0, request.sent_ns - one.at_ns) // NS_PER_MS,
             sender=(request.supervisor_id, one.at_ns),
+            throttled=throttle_cause(one.throttle),
         )
         found = energy.read(request.node_id, one.index, reading)
         for hour in found.hours:
-            ledger.add_energy(hour.hour_ms, source, hour.shares, hour.total)
+            ledger.add_energy(hour.hour_ms, source, hour.shares, hour.total, found.throttled or "")
         if found.restarted:
             _log.info(
                 "node %s, device %d: energy since its last reading is unknown: %s",

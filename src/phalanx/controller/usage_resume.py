@@ -32,8 +32,16 @@ def usage_hour(hour_ms: int, found: HourAmounts) -> UsageHour:
     energy: dict[Account, list[tuple[str, int, int]]] = {}
     for (account, source), (millijoules, covered) in found.energy.items():
         energy.setdefault(account, []).append((source, millijoules, covered))
+    throttled: dict[Account, list[tuple[str, int]]] = {}
+    for (account, cause), amount in found.throttled.items():
+        throttled.setdefault(account, []).append((cause, amount))
     rows = tuple(
-        UsageRow(**account._asdict(), amounts=tuple(by_account.get(account, ())), energy=tuple(energy.get(account, ())))
+        UsageRow(
+            **account._asdict(),
+            amounts=tuple(by_account.get(account, ())),
+            energy=tuple(energy.get(account, ())),
+            throttled=tuple(throttled.get(account, ())),
+        )
         for account in {**by_account, **energy}
     )
     return UsageHour(id=str(hour_ms // 1000), fleet=found.fleet, rows=rows, millijoules=found.millijoules)
@@ -48,6 +56,8 @@ def hour_amounts(hour: UsageHour) -> HourAmounts:
             found.amounts[account, PartState(UsageState(state), note)] = amount
         for source, millijoules, covered in row.energy:
             found.energy[account, source] = (millijoules, covered)
+        for cause, amount in row.throttled:
+            found.throttled[account, cause] = amount
     return found
 
 

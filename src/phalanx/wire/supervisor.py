@@ -181,7 +181,7 @@ class EnergyReading(msgspec.Struct, frozen=True, kw_only=True):
     """The energy that a meter has counted, in millijoules, at a moment of the node's boot clock.
 
     `meter`: names what counts; two readings can be subtracted only if it is the same. `integrated`: the supervisor adds up samples of the power,
-    since the device has no counter.
+    since the device has no counter. `throttle`: as in DeviceSample.
     """
 
     index: int
@@ -189,6 +189,7 @@ class EnergyReading(msgspec.Struct, frozen=True, kw_only=True):
     millijoules: int
     at_ns: int
     integrated: bool = False
+    throttle: tuple[str, ...] | None = None
 
 
 class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):

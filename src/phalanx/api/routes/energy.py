@@ -65,4 +65,5 @@ def _row(one: EnergySum) -> EnergyRowView:
         cost=None if cost_micro is None else f"{cost_micro // MICRO}.{cost_micro % MICRO:06d}",
         gco2=one.gco2,
         merged=one.merged,
+        throttled={cause: amount / HOUR_US for cause, amount in sorted(one.throttled.items())},
     )

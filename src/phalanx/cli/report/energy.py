@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _RATES_SHOWN: Final = 5
 _GRAMS_PER_KG: Final = 1000
+CAUSES: Final = ("thermal", "power", "hardware")  # `core.accounting.energy_ledger.ThrottleCause`, which loads more
 
 
 @report_kind("energy", by=KEYS)
@@ -41,6 +42,7 @@ def energy_table(found: EnergyReportView) -> ReportTable:
         Column(title=found.currency or "COST", right=True, hide_empty=True),
         Column(title="KG CO2", right=True, hide_empty=True),
         Column(title="GPU-HOURS", right=True, drop_order=2),
+        *(Column(title=f"{cause.upper()} LIMIT", right=True, hide_empty=True, drop_order=3) for cause in CAUSES),
         Column(title="UNKNOWN", right=True, hide_empty=True, drop_order=1),
     )
     rows: list[list[Cell | str]] = [[Cell(_name(row), "bold"), *_cells(row)] for row in found.rows]
@@ -63,6 +65,7 @@ def energy_table(found: EnergyReportView) -> ReportTable:
                 "gco2",
                 "gpu_hours",
                 "unknown_gpu_hours",
+                *(f"{cause}_gpu_hours" for cause in CAUSES),
             ],
             *(_csv_row(_name(row), row) for row in found.rows),
             _csv_row("total", found.total),
@@ -83,6 +86,7 @@ def _cells(row: EnergyRowView) -> list[str]:
         "" if row.cost is None else f"{float(row.cost):,.2f}",
         "" if row.gco2 is None else hours_text(row.gco2 / _GRAMS_PER_KG),
         hours_text(row.gpu_hours),
+        *(hours_text(row.throttled.get(cause, 0.0)) for cause in CAUSES),
         hours_text(row.unknown_gpu_hours),
     ]
 
@@ -98,6 +102,7 @@ def _csv_row(name: str, row: EnergyRowView) -> list[str]:
         "" if row.gco2 is None else f"{row.gco2:.6f}",
         f"{row.gpu_hours:.9f}",
         f"{row.unknown_gpu_hours:.9f}",
+        *(f"{row.throttled.get(cause, 0.0):.9f}" for cause in CAUSES),
     ]
 
 
@@ -106,6 +111,9 @@ def _notes(found: EnergyReportView) -> tuple[str, ...]:
     if total.integrated_mj:
         share = total.integrated_mj / (total.integrated_mj + total.counter_mj)
         lines.append(f"{share:.0%} of the energy is integrated from samples of power: those devices have no counter")
+    if total.throttled:
+        named = ", ".join(f"{cause} {hours_text(hours)}" for cause, hours in total.throttled.items())
+        lines.append(f"clocks were held down in {hours_text(sum(total.throttled.values()))} GPU-hours: {named}")
     if total.unknown_gpu_hours:
         lines.append(
             f"of {hours_text(total.unknown_gpu_hours)} GPU-hours the energy is unknown: virtual devices, or no meter was read"

@@ -24,6 +24,9 @@ SLACK_MS: Final = (
 SPANS_MAX: Final = (
     256  # changes of holders without a reading; past that the device's energy is unknown until the next reading
 )
+THROTTLE_MAX_MS: Final = (
+    60_000  # between two readings, so that a reason at the later one holds for the time between them
+)
 Holders = tuple[tuple[int, Account], ...]
 """Thousandths and account of each part of a device."""
 
@@ -35,14 +38,37 @@ class EnergySource(enum.StrEnum):
     INTEGRATED = "integrated"
 
 
+class ThrottleCause(enum.StrEnum):
+    """Why the clocks of a GPU are held down. HARDWARE: the driver says only that the hardware did it."""
+
+    THERMAL = "thermal"
+    POWER = "power"
+    HARDWARE = "hardware"
+
+
+_CAUSES: Final = {  # of the names in samples; the first that holds
+    "hw_thermal_slowdown": ThrottleCause.THERMAL,
+    "sw_thermal_slowdown": ThrottleCause.THERMAL,
+    "hw_power_brake_slowdown": ThrottleCause.POWER,
+    "sw_power_cap": ThrottleCause.POWER,
+    "hw_slowdown": ThrottleCause.HARDWARE,
+}
+
+
 class MeterReading(NamedTuple):
-    """A meter's count at a time. `sender`: a supervisor, and a number that grows with each of its readings."""
+    """A meter's count at a time.
+
+    Attributes:
+        sender: a supervisor, and a number that grows with each of its readings.
+        throttled: why the clocks are held down as it is read; None if they are not, or if the device does not say.
+    """
 
     meter: str
     source: EnergySource
     millijoules: int
     at_ms: int
     sender: tuple[str, int] = ("", 0)
+    throttled: ThrottleCause | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +82,17 @@ class HourEnergy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyCount:
-    """What a reading added. `restarted`: why nothing could be subtracted, for messages; empty otherwise."""
+    """What a reading added.
+
+    Attributes:
+        restarted: why nothing could be subtracted, for messages; empty otherwise.
+        throttled: why the clocks were held down in this time; None if they were not.
+    """
 
     source: EnergySource
     hours: tuple[HourEnergy, ...] = ()
     restarted: str = ""
+    throttled: ThrottleCause | None = None
 
 
 @dataclass(slots=True)
@@ -117,11 +149,14 @@ class EnergyLedger:
         restarted = "" if base is None else _restart_reason(base, reading, at_ms)
         hours: tuple[HourEnergy, ...] = ()
         if base is not None and not restarted:
-            hours = tuple(_divide(reading.millijoules - base.millijoules, _pieces(device.spans, base.at_ms, at_ms)))
+            hours = _divided(reading.millijoules - base.millijoules, device.spans, base.at_ms, at_ms)
+        recent = base is not None and at_ms - base.at_ms <= THROTTLE_MAX_MS
         device.base = reading._replace(at_ms=at_ms)
-        holds = [place for place, (begin_ms, _) in enumerate(device.spans) if begin_ms <= at_ms]
-        del device.spans[: max(holds, default=0)]
-        return EnergyCount(source=reading.source, hours=hours, restarted=restarted)
+        if len(device.spans) > 1:
+            holds = [place for place, (begin_ms, _) in enumerate(device.spans) if begin_ms <= at_ms]
+            del device.spans[: max(holds, default=0)]
+        throttled = reading.throttled if recent else None
+        return EnergyCount(source=reading.source, hours=hours, restarted=restarted, throttled=throttled)
 
     def meters(self, node_id: NodeId) -> tuple[CountedMeter, ...]:
         """The newest reading of each device, to be stored."""
@@ -147,6 +182,11 @@ class EnergyLedger:
             self._nodes.setdefault(node_id, {})[one.index] = _Device(base, spans)
 
 
+def throttle_cause(reasons: Collection[str] | None) -> ThrottleCause | None:
+    """The cause behind the reasons of a sample; the first of thermal, power and hardware if several hold."""
+    return next((cause for name, cause in _CAUSES.items() if name in (reasons or ())), None)
+
+
 def _restart_reason(base: MeterReading, reading: MeterReading, at_ms: int) -> str:
     difference = reading.millijoules - base.millijoules
     if base.meter != reading.meter:
@@ -156,6 +196,16 @@ def _restart_reason(base: MeterReading, reading: MeterReading, at_ms: int) -> st
     if difference > POWER_MAX_W * (at_ms - base.at_ms + SLACK_MS):
         return f"{difference} mJ in {at_ms - base.at_ms} ms is no measurement"
     return ""
+
+
+def _divided(millijoules: int, spans: list[tuple[int, Holders]], begin_ms: int, end_ms: int) -> tuple[HourEnergy, ...]:
+    """The energy between two readings by hour and account."""
+    hour_ms = begin_ms - begin_ms % HOUR_MS
+    if len(spans) == len(spans[0][1]) == 1 and end_ms <= hour_ms + HOUR_MS:  # as nearly always: a third of the cost
+        milli, account = spans[0][1][0]
+        share = (millijoules, milli * (end_ms - begin_ms))
+        return (HourEnergy(hour_ms=hour_ms, total=millijoules, shares={account: share}),)
+    return tuple(_divide(millijoules, _pieces(spans, begin_ms, end_ms)))
 
 
 def _pieces(spans: list[tuple[int, Holders]], begin_ms: int, end_ms: int) -> Iterator[tuple[int, int, int, Account]]:

@@ -24,6 +24,7 @@ class EnergySum:
         counter_mj, integrated_mj: millijoules that devices counted themselves, and of power that was added up.
         covered: time of which the energy is known.
         gpu_us: all time.
+        throttled: by cause, time in which clocks were held down.
         cost: millijoules times thousandths (PUE) times millionths of the currency; without what has no price.
         co2: the same, with thousandths of a gram in place of money.
         unpriced_mj, unrated_mj: millijoules without a price, and without a figure of CO2.
@@ -39,6 +40,7 @@ class EnergySum:
     unpriced_mj: int = 0
     unrated_mj: int = 0
     merged: int = 0
+    throttled: dict[str, int] = field(default_factory=dict)
 
     @property
     def millijoules(self) -> int:
@@ -75,6 +77,8 @@ class EnergySum:
         self.co2 += other.co2
         self.unpriced_mj += other.unpriced_mj
         self.unrated_mj += other.unrated_mj
+        for cause, amount in other.throttled.items():
+            self.throttled[cause] = self.throttled.get(cause, 0) + amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +125,7 @@ def sum_energy(
 
 
 def _of(row: UsageRow, rate: ElectricityRate | None) -> EnergySum:
-    found = EnergySum(gpu_us=sum(amount for _, _, amount in row.amounts))
+    found = EnergySum(gpu_us=sum(amount for _, _, amount in row.amounts), throttled=dict(row.throttled))
     for source, millijoules, covered in row.energy:
         if source == EnergySource.COUNTER:
             found.counter_mj += millijoules

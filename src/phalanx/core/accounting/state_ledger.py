@@ -70,12 +70,14 @@ class HourAmounts:
         fleet: thousandths times milliseconds of all nodes.
         energy: by account and by what counted it, millijoules and the thousandths times milliseconds that they cover.
         millijoules: what all meters counted.
+        throttled: by account and cause, the thousandths times milliseconds in which clocks were held down.
     """
 
     amounts: dict[tuple[Account, PartState], int] = field(default_factory=dict)
     fleet: int = 0
     energy: dict[tuple[Account, str], tuple[int, int]] = field(default_factory=dict)
     millijoules: int = 0
+    throttled: dict[tuple[Account, str], int] = field(default_factory=dict)
 
 
 class _OpenPart:
@@ -203,8 +205,12 @@ class StateLedger:
         for node in self._nodes.values():
             self._settle_node(node, at_ms)
 
-    def add_energy(self, hour_ms: int, source: str, shares: Mapping[Account, tuple[int, int]], total: int) -> None:
+    def add_energy(
+        self, hour_ms: int, source: str, shares: Mapping[Account, tuple[int, int]], total: int, throttled: str = ""
+    ) -> None:
         """Count the energy of a device in one hour: millijoules and time of each account, and their total.
+
+        `throttled`: why its clocks were held down in this time; empty if they were not.
 
         Energy of an hour that is no longer in memory, since its reading came so late, counts in the oldest one that is.
         """
@@ -213,6 +219,8 @@ class StateLedger:
         for account, (millijoules, covered) in shares.items():
             known = hour.energy.get((account, source), (0, 0))
             hour.energy[account, source] = (known[0] + millijoules, known[1] + covered)
+            if throttled:
+                hour.throttled[account, throttled] = hour.throttled.get((account, throttled), 0) + covered
 
     def drop_hours(self, before_ms: int) -> None:
         """Drop hours that began earlier; states can no longer be changed back there."""

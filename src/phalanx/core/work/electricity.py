@@ -8,7 +8,7 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 
-RATES_MAX: Final = 20_000  # two years of hourly rates
+RATES_MAX: Final = 500  # ten years with a rate for each week; an answer lists all of them
 PUE_MILLI: Final = 1000  # a building without overhead
 PUE_MILLI_MAX: Final = 5000  # of a building that wastes four fifths
 

@@ -16,6 +16,7 @@ class UsageRow:
 
     Attributes:
         amounts: state, note, and thousandths of a device times milliseconds.
+        throttled: cause, and the thousandths times milliseconds in which clocks were held down.
         energy: what counted it (`core.accounting.energy_ledger.EnergySource`), millijoules, and the thousandths times milliseconds that it covers.
     """
 
@@ -27,6 +28,7 @@ class UsageRow:
     job: str
     amounts: tuple[tuple[str, str, int], ...]
     energy: tuple[tuple[str, int, int], ...] = ()
+    throttled: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

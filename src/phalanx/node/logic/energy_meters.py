@@ -16,12 +16,13 @@ _MILLI: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergySample:
-    """What a device shows at one moment: its counter, else its power; neither on a virtual device."""
+    """What a device shows at one moment: its counter, else its power; neither on a virtual device. `throttle`: why its clocks are held down."""
 
     index: int
     uuid: str
     energy_mj: int | None
     power_w: float | None
+    throttle: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -48,12 +49,21 @@ class EnergyMeters:
         for one in samples:
             if one.energy_mj is not None:
                 self._counted.add(one.uuid)
-                found.append(EnergyReading(index=one.index, meter=one.uuid, millijoules=one.energy_mj, at_ns=at_ns))
+                found.append(
+                    EnergyReading(
+                        index=one.index,
+                        meter=one.uuid,
+                        millijoules=one.energy_mj,
+                        at_ns=at_ns,
+                        throttle=one.throttle,
+                    )
+                )
             elif one.power_w is not None and one.uuid not in self._counted:
-                found.append(self._integrated(one.index, one.uuid, one.power_w, at_ns))
+                found.append(self._integrated(one, one.power_w, at_ns))
         return found
 
-    def _integrated(self, index: int, uuid: str, power_w: float, at_ns: int) -> EnergyReading:
+    def _integrated(self, sample: EnergySample, power_w: float, at_ns: int) -> EnergyReading:
+        uuid = sample.uuid
         known = self._integrals.get(uuid)
         if known is None:
             known = self._integrals[uuid] = _Integral(at_ns, power_w)
@@ -63,9 +73,10 @@ class EnergyMeters:
             known.microjoules += round((known.power_w + power_w) / 2 * (at_ns - known.at_ns) / _MILLI)
             known.at_ns, known.power_w = at_ns, power_w
         return EnergyReading(
-            index=index,
+            index=sample.index,
             meter=f"{uuid} {self._name} {known.run}",
             millijoules=known.microjoules // _MILLI,
             at_ns=at_ns,
             integrated=True,
+            throttle=sample.throttle,
         )

@@ -163,7 +163,13 @@ class Sampler:
         if not self._indices_known():
             return []
         samples = (
-            EnergySample(index=self._number(one.index), uuid=one.uuid, energy_mj=one.energy_mj, power_w=one.power_w)
+            EnergySample(
+                index=self._number(one.index),
+                uuid=one.uuid,
+                energy_mj=one.energy_mj,
+                power_w=one.power_w,
+                throttle=one.throttle,
+            )
             for one in taken
         )
         return self._meters.read(samples, at_ns)

@@ -14,6 +14,7 @@ class EnergyRowView(msgspec.Struct, frozen=True, kw_only=True):
         counter_mj, integrated_mj: the same in millijoules, as integers that add up exactly: counted by devices, and added up from samples of power.
         mean_w: mean power of a GPU while its energy was counted; None if it never was.
         gpu_hours: all time; `unknown_gpu_hours`: of which nothing counted the energy.
+        throttled: GPU-hours in which the clocks were held down, by cause: "thermal", "power" or "hardware".
         cost: as a decimal number in the currency, with the overhead; None without a price.
         gco2: grams of CO2, with the overhead; None without a figure of the grid.
         merged: number of rows that are added up in this one; 0 for a row of its own.
@@ -29,6 +30,7 @@ class EnergyRowView(msgspec.Struct, frozen=True, kw_only=True):
     cost: str | None = None
     gco2: float | None = None
     merged: int = 0
+    throttled: dict[str, float] = {}
 
 
 class ElectricityView(msgspec.Struct, frozen=True, kw_only=True):
