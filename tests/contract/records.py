@@ -27,6 +27,7 @@ from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.attempt_use import AttemptUse, DeviceUse, NodeUse
 from phalanx.core.work.channel import Channel, ChannelMark, ChannelTopic
+from phalanx.core.work.electricity import ElectricityRate
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import Job, JobState
@@ -279,7 +280,10 @@ def price_list():
         GpuPrice(gpu="h100", from_s=0, micro=2_490_000),
         GpuPrice(gpu="h100", pool="cloud", from_s=3600, micro=6_880_001, source="offer of 9 November"),
     )
-    return PriceList(currency="EUR", prices=prices, by=UserId("opal"), at_s=9.5)
+    rates = (
+        ElectricityRate(from_s=0, micro_per_kwh=180_000, pue_milli=1250, gco2_milli_per_kwh=344_500, source="grid"),
+    )
+    return PriceList(currency="EUR", prices=prices, by=UserId("opal"), at_s=9.5, electricity=rates)
 
 
 def usage_hour(begin_s=3600):

@@ -131,6 +131,29 @@ def test_next_reading_covers_the_time_without_a_head(tmp_path):
     second.close()
 
 
+def test_electricity_has_a_price_and_the_overhead_is_stated(head, call):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    meter = Meter(supervisor)
+    meter.sends()
+    meter.passes(head, 3600.0)
+    meter.sends()
+    rates = [{"per_kwh": "0.18", "pue": "1.25", "gco2_per_kwh": "344.5", "source": "grid"}]
+    body = {"currency": "EUR", "prices": [{"gpu": "h100", "per_gpu_hour": "2"}], "electricity": rates}
+    assert call("operator", "PUT", "/v1/prices", body).json()["electricity_changed"]
+    total = report(call)["total"]
+    kwh = (sum(meter.millijoules) - 4 * 7_000_000) / 3.6e9
+    assert float(total["cost"]) == pytest.approx(kwh * 0.18 * 1.25, abs=1e-6)
+    assert total["gco2"] == pytest.approx(kwh * 344.5 * 1.25)
+    shown = energy_table(msgspec.convert(report(call), EnergyReportView))
+    assert any("0.18 EUR a kWh, 344.5 g CO2 a kWh, PUE 1.25 (in cost and CO2) (grid)" in note for note in shown.notes)
+    without = {key: value for key, value in body.items() if key != "electricity"}
+    assert call("operator", "PUT", "/v1/prices", without).json()["electricity_rates"] == 1, "the rates stay"
+    assert call("operator", "PUT", "/v1/prices", {**without, "currency": "USD"}).status_code == 409
+    assert call("operator", "PUT", "/v1/prices", {**body, "electricity": []}).json()["electricity_rates"] == 0
+    assert report(call)["total"]["cost"] is None
+
+
 def test_device_without_a_meter_is_unknown_and_never_nothing(head, call):
     Supervisor(call).hello()
     head.clock.ahead_s += 3600.0

@@ -145,6 +145,9 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 "prices": [
                     {"gpu": "h100", "pool": "p", "from": "2026-11-01", "per_gpu_hour": "2.49", "source": "offer"}
                 ],
+                "electricity": [
+                    {"from": "2026-11-01", "per_kwh": "0.18", "pue": "1.25", "gco2_per_kwh": "344", "source": "grid"}
+                ],
                 "dry_run": True,
             }
         ),

@@ -45,7 +45,7 @@ def check(seed, hours, tmp_path):
     plain = YAML(typ="safe", pure=True).load(prices)["prices"]
     again = invoice_check.invoice(invoice_check.read_events(str(events)), plain, MONTH, month.now_ms)
 
-    _, listed = parse_price_file(PRICES, path="prices.yaml")
+    _, listed, _ = parse_price_file(PRICES, path="prices.yaml")
     book = PriceBook(
         check_prices(
             parse_price(one["gpu"], one.get("from", ""), one["per_gpu_hour"], pool=one.get("pool", ""))

@@ -111,6 +111,7 @@ def test_a_plugin_gives_the_text_of_a_price_file(monkeypatch):
     assert refreshed_prices("site", {"currency": "", "prices": []}) == (
         "EUR",
         [{"gpu": "h100", "per_gpu_hour": "2.49"}],
+        None,
     )
 
 

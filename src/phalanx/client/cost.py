@@ -23,10 +23,23 @@ class CostApi(ApiCalls):
         return self._get("/v1/prices", prices_api.PricesReply)
 
     def put_prices(
-        self, currency: str, prices: Sequence[Mapping[str, str]], *, dry_run: bool = False
+        self,
+        currency: str,
+        prices: Sequence[Mapping[str, str]],
+        electricity: Sequence[Mapping[str, str]] | None = None,
+        *,
+        dry_run: bool = False,
     ) -> prices_api.PricesChanged:
-        """Replace all prices; with `dry_run` only return what would change. Each has the keys of a price file."""
-        body = {"currency": currency, "prices": [dict(price) for price in prices], "dry_run": dry_run}
+        """Replace all prices, and the rates of electricity unless they are None; with `dry_run` only return what would change.
+
+        Each has the keys of a price file.
+        """
+        body = {
+            "currency": currency,
+            "prices": [dict(price) for price in prices],
+            "dry_run": dry_run,
+            "electricity": None if electricity is None else [dict(rate) for rate in electricity],
+        }
         return decode_record(self._put("/v1/prices", body), prices_api.PricesChanged)
 
     def cost_report(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import Query
 from starlette.requests import Request
@@ -10,16 +10,18 @@ from starlette.responses import Response
 
 from phalanx.api.http.bodies import json_response
 from phalanx.api.http.routing import RouteTable
+from phalanx.api.routes.prices import electricity_views
 from phalanx.api.routes.usage import HOUR_US, ROWS_MAX
 from phalanx.api.runtime import run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.views.ledger_period import LedgerPeriod
 from phalanx.core.accounting.energy_report import KWH_MJ, EnergySum, sum_energy
 from phalanx.core.accounting.usage_report import UsageKey
+from phalanx.core.state.records import PRICE_LISTS
+from phalanx.core.work.price_list import PRICES, micro_text
 from phalanx.core.work.users import Action
 from phalanx.wire.api.energy import EnergyReportView, EnergyRowView
 
-MICRO: Final = 1_000_000
 routes = RouteTable()
 
 
@@ -32,13 +34,14 @@ async def energy_report(
     limit: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_MAX,
 ) -> Response:
     """Report the energy of GPUs in the hours that a period of Unix times touches; all rows add up to what the devices counted."""
-    return json_response(
-        await run_in_thread(_report, runtime_of(request).services, LedgerPeriod(since_s, until_s), by, limit)
-    )
+    period = LedgerPeriod(since_s, until_s)
+    return json_response(await run_in_thread(_report, runtime_of(request).services, period, by, limit))
 
 
 def _report(services: HeadServices, period: LedgerPeriod, by: UsageKey, limit: int) -> EnergyReportView:
-    found = sum_energy(period.hours(services), by, (), rows_max=limit)
+    known = services.store.record(PRICE_LISTS, PRICES)
+    rates = () if known is None else known.electricity
+    found = sum_energy(period.hours(services), by, rates, rows_max=limit)
     since_s, until_s = period.bounds_s(services.clock.now_s())
     return EnergyReportView(
         by=by.value,
@@ -47,6 +50,8 @@ def _report(services: HeadServices, period: LedgerPeriod, by: UsageKey, limit: i
         rows=[_row(one) for one in found.rows],
         total=_row(found.total),
         metered_mj=found.metered_mj,
+        currency="" if known is None else known.currency,
+        rates=electricity_views(found.rates),
         unpriced_kwh=found.total.unpriced_mj / KWH_MJ,
         unrated_kwh=found.total.unrated_mj / KWH_MJ,
     )
@@ -62,7 +67,7 @@ def _row(one: EnergySum) -> EnergyRowView:
         mean_w=one.mean_w,
         gpu_hours=one.gpu_us / HOUR_US,
         unknown_gpu_hours=one.unknown / HOUR_US,
-        cost=None if cost_micro is None else f"{cost_micro // MICRO}.{cost_micro % MICRO:06d}",
+        cost=None if cost_micro is None else micro_text(cost_micro),
         gco2=one.gco2,
         merged=one.merged,
         throttled={cause: amount / HOUR_US for cause, amount in sorted(one.throttled.items())},

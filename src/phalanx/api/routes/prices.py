@@ -13,6 +13,7 @@ from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.core.state.events import PutPrices
 from phalanx.core.state.records import PRICE_LISTS
+from phalanx.core.work.electricity import PUE_MILLI, ElectricityRate, check_rates
 from phalanx.core.work.price_list import (
     PRICES,
     GpuPrice,
@@ -21,9 +22,17 @@ from phalanx.core.work.price_list import (
     micro_text,
     parse_currency,
     parse_price,
+    parse_rate,
 )
 from phalanx.core.work.users import Action
-from phalanx.wire.api.prices import PricesChanged, PricesReply, PricesRequest, PriceView
+from phalanx.wire.api.prices import (
+    ElectricityBody,
+    ElectricityView,
+    PricesChanged,
+    PricesReply,
+    PricesRequest,
+    PriceView,
+)
 
 routes = RouteTable()
 
@@ -43,10 +52,17 @@ async def put_prices(request: Request) -> Response:
         parse_price(one.gpu, one.since, one.per_gpu_hour, pool=one.pool, source=one.source) for one in body.prices
     )
     now_s = runtime.services.clock.now_s()
-    found = PriceList(currency=parse_currency(body.currency), prices=prices, by=caller_of(request).user, at_s=now_s)
     known = await run_in_thread(runtime.services.store.record, PRICE_LISTS, PRICES)
+    kept = known.electricity if known is not None and body.electricity is None else ()
+    found = PriceList(
+        currency=parse_currency(body.currency),
+        prices=prices,
+        by=caller_of(request).user,
+        at_s=now_s,
+        electricity=check_rates(map(_rate, body.electricity or ())) or kept,
+    )
     if not body.dry_run:
-        await runtime.request(PutPrices(prices=found))
+        await runtime.request(PutPrices(prices=found, keep_electricity=body.electricity is None))
     return json_response(compare_prices(known, found, now_s))
 
 
@@ -67,14 +83,40 @@ def compare_prices(known: PriceList | None, found: PriceList, now_s: float) -> P
         removed=_views(removed),
         unchanged=len(both) - len(changed),
         past_from_s=min(past, default=None),
+        electricity_rates=len(found.electricity),
+        electricity_changed=found.electricity != (() if known is None else known.electricity),
     )
+
+
+def electricity_views(rates: Sequence[ElectricityRate]) -> list[ElectricityView]:
+    """The rates of electricity, by time."""
+    return [
+        ElectricityView(
+            from_s=one.from_s,
+            per_kwh=None if one.micro_per_kwh is None else micro_text(one.micro_per_kwh),
+            pue=one.pue_milli / PUE_MILLI,
+            gco2_per_kwh=None if one.gco2_milli_per_kwh is None else one.gco2_milli_per_kwh / 1000,
+            source=one.source,
+        )
+        for one in rates
+    ]
+
+
+def _rate(one: ElectricityBody) -> ElectricityRate:
+    return parse_rate(one.since, per_kwh=one.per_kwh, pue=one.pue, gco2_per_kwh=one.gco2_per_kwh, source=one.source)
 
 
 def _stored(services: HeadServices) -> PricesReply:
     found = services.store.record(PRICE_LISTS, PRICES)
     if found is None:
         return PricesReply(currency="", prices=[])
-    return PricesReply(currency=found.currency, prices=_views(found.prices), by=found.by, stored_s=found.at_s)
+    return PricesReply(
+        currency=found.currency,
+        prices=_views(found.prices),
+        by=found.by,
+        stored_s=found.at_s,
+        electricity=electricity_views(found.electricity),
+    )
 
 
 def _views(prices: Sequence[GpuPrice]) -> list[PriceView]:

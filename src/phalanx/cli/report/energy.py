@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from phalanx.cli.report.period import Period, utc_text
+from phalanx.cli.report.electricity_text import rate_text
+from phalanx.cli.report.period import Period
 from phalanx.cli.report.report_kind import report_kind
 from phalanx.cli.report.report_table import ReportTable
 from phalanx.cli.report.usage import KEYS, NO_JOB, hours_text
@@ -12,7 +13,7 @@ from phalanx.cli.tables import Cell, Column
 
 if TYPE_CHECKING:
     from phalanx.client import Client
-    from phalanx.wire.api.energy import ElectricityView, EnergyReportView, EnergyRowView
+    from phalanx.wire.api.energy import EnergyReportView, EnergyRowView
 
 _RATES_SHOWN: Final = 5
 _GRAMS_PER_KG: Final = 1000
@@ -118,7 +119,7 @@ def _notes(found: EnergyReportView) -> tuple[str, ...]:
         lines.append(
             f"of {hours_text(total.unknown_gpu_hours)} GPU-hours the energy is unknown: virtual devices, or no meter was read"
         )
-    lines += [_rate_text(rate, found.currency) for rate in found.rates[:_RATES_SHOWN]]
+    lines += [rate_text(rate, found.currency) for rate in found.rates[:_RATES_SHOWN]]
     if len(found.rates) > _RATES_SHOWN:
         lines.append(f"{len(found.rates) - _RATES_SHOWN} more rates of electricity held later in the period")
     if total.kwh and found.unpriced_kwh and found.rates:
@@ -126,13 +127,3 @@ def _notes(found: EnergyReportView) -> tuple[str, ...]:
     if total.kwh and found.unrated_kwh and total.gco2 is not None:
         lines.append(f"{hours_text(found.unrated_kwh)} kWh have no figure of CO2")
     return tuple(lines)
-
-
-def _rate_text(rate: ElectricityView, currency: str) -> str:
-    parts = [
-        "" if rate.per_kwh is None else f"{rate.per_kwh} {currency} a kWh",
-        "" if rate.gco2_per_kwh is None else f"{rate.gco2_per_kwh:g} g CO2 a kWh",
-        f"PUE {rate.pue:g}" + ("" if rate.pue == 1 else " (in cost and CO2)"),
-    ]
-    since = f"since {utc_text(rate.from_s)}" if rate.from_s else "always"
-    return f"electricity {since}: {', '.join(filter(None, parts))}{f' ({rate.source})' if rate.source else ''}"

@@ -7,6 +7,12 @@ prices:
     from: 2026-11-01              # a date (UTC), or a date and time with its zone; a full hour
     per_gpu_hour: 2.49
     source: offer of 12 October
+electricity:                      # optional; without it the rates that the head has stay
+  - from: 2026-01-01
+    per_kwh: 0.18
+    pue: 1.25                     # energy of the building for that of its machines
+    gco2_per_kwh: 344             # of the grid
+    source: contract, and the grid operator's mean of 2025
 """
 
 from __future__ import annotations
@@ -15,10 +21,11 @@ from typing import Final
 
 from phalanx.cli.yaml_file import read_yaml_file
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.price_list import PRICES_MAX, parse_currency, parse_price
+from phalanx.core.work.price_list import PRICES_MAX, parse_currency, parse_price, parse_rate
 from phalanx.user_files.yaml_document import FileKind, YamlValue, parse_yaml
 
 KEYS: Final = ("gpu", "pool", "from", "per_gpu_hour", "source")
+RATE_KEYS: Final = ("from", "per_kwh", "pue", "gco2_per_kwh", "source")
 PRICE_FILE: Final = FileKind(
     name="price file",
     example="write currency: EUR, and prices: with a list below it",
@@ -26,11 +33,12 @@ PRICE_FILE: Final = FileKind(
     depth_max=3,  # the mapping, the list, a price
     events_max=PRICES_MAX * 16,  # five keys with their values
 )
-Prices = tuple[str, list[dict[str, str]]]
+Prices = tuple[str, list[dict[str, str]], list[dict[str, str]] | None]
+"""Currency, prices, and rates of electricity; None for a file without that section."""
 
 
 def read_price_file(path: str) -> Prices:
-    """Return the currency and the checked prices of the file at `path`; `-` reads standard input.
+    """Return the currency, the checked prices and the checked rates of electricity of the file at `path`; `-` reads standard input.
 
     Raises:
         BadFile: the file cannot be read, is not YAML, or has a wrong key or value; the message names the line.
@@ -49,7 +57,7 @@ def parse_price_file(text: str, *, path: str) -> Prices:
 
 
 def _prices(root: YamlValue) -> Prices:
-    found = root.mapping("price file", ("currency", "prices"))
+    found = root.mapping("price file", ("currency", "prices", "electricity"))
     for key in ("currency", "prices"):
         if key not in found:
             raise root.error(f"{key} is missing", PRICE_FILE.example)
@@ -78,4 +86,24 @@ def _prices(root: YamlValue) -> Prices:
             raise value.error(f"the same model, pool and time have a price on line {lines[identity]} already")
         lines[identity] = value.line
         prices.append(price)
-    return currency.text("currency"), prices
+    return currency.text("currency"), prices, _rates(found["electricity"]) if "electricity" in found else None
+
+
+def _rates(listed: YamlValue) -> list[dict[str, str]]:
+    """The checked rates of electricity."""
+    if not isinstance(listed.content, list):
+        raise listed.error("electricity: expected a list", f"each with some of {', '.join(RATE_KEYS)}")
+    rates: list[dict[str, str]] = []
+    lines: dict[int, int] = {}
+    for value in listed.content:
+        rate = {key: one.text(key) for key, one in value.mapping("rate", RATE_KEYS).items() if not one.is_null}
+        figures = {key: text for key, text in rate.items() if key != "from"}
+        try:
+            from_s = parse_rate(rate.get("from", ""), **figures).from_s
+        except BadRequest as error:
+            raise value.error(error.message, error.hint) from None
+        if from_s in lines:
+            raise value.error(f"the same time has a rate on line {lines[from_s]} already")
+        lines[from_s] = value.line
+        rates.append(rate)
+    return rates

@@ -10,6 +10,7 @@ import click
 from phalanx.cli.command_groups import list_group
 from phalanx.cli.connection import connect
 from phalanx.cli.list_output import ListView, list_options, show_list, to_json
+from phalanx.cli.report.electricity_text import rate_text
 from phalanx.cli.report.period import utc_text
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
@@ -60,8 +61,8 @@ def apply(file: str, dry_run: bool, as_json: bool) -> None:
     """Replace all prices by those of a file, and print what changes (docs/money.md has the keys)."""
     from phalanx.cli.report.price_file import read_price_file
 
-    currency, found = read_price_file(file)
-    _print_change(connect().put_prices(currency, found, dry_run=dry_run), dry_run=dry_run, as_json=as_json)
+    currency, found, rates = read_price_file(file)
+    _print_change(connect().put_prices(currency, found, rates, dry_run=dry_run), dry_run=dry_run, as_json=as_json)
 
 
 @prices.command()
@@ -84,14 +85,17 @@ def refresh(plugin: str, dry_run: bool, as_json: bool) -> None:
         }
         for one in known.prices
     ]
-    currency, found = refreshed_prices(plugin, {"currency": known.currency, "prices": plain})
-    _print_change(head.put_prices(currency, found, dry_run=dry_run), dry_run=dry_run, as_json=as_json)
+    currency, found, rates = refreshed_prices(plugin, {"currency": known.currency, "prices": plain})
+    _print_change(head.put_prices(currency, found, rates, dry_run=dry_run), dry_run=dry_run, as_json=as_json)
 
 
 def _view(found: PricesReply, listed: Sequence[PriceView], now_s: float) -> ListView:
     return ListView(
         value=found if listed is found.prices else list(listed),
-        lines=lambda screen: _lines(found.currency, listed, now_s, screen),
+        lines=lambda screen: [
+            *_lines(found.currency, listed, now_s, screen),
+            *(rate_text(one, found.currency) for one in (found.electricity if listed is found.prices else ())),
+        ],
         next_command="phalanx report cost" if listed else "phalanx prices apply FILE",
     )
 
@@ -134,6 +138,10 @@ def _print_change(found: PricesChanged, *, dry_run: bool, as_json: bool) -> None
         lines = [*lines[:_SHOWN], f"... {len(lines) - _SHOWN} more"]
     counts = f"{len(found.added)} added, {len(found.changed)} changed, {len(found.removed)} removed, {found.unchanged} unchanged"
     lines.append(f"{'nothing is stored: ' if dry_run else ''}{counts}")
+    if found.electricity_rates or found.electricity_changed:
+        changed = "changed" if found.electricity_changed else "unchanged"
+        count = found.electricity_rates
+        lines.append(f"{count} {'rate' if count == 1 else 'rates'} of electricity, {changed}")
     if found.past_from_s is not None:
         lines.append(
             f"reports and invoices {'would ' if dry_run else ''}change for hours since {_since(found.past_from_s)}"

@@ -7,6 +7,7 @@ from typing import Final
 
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
+from phalanx.core.errors import Conflict
 from phalanx.core.state.events import BudgetReached, PutPrices
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import PRICE_LISTS, PROJECTS
@@ -25,12 +26,24 @@ BUDGET_EXCEEDED: Final = "budget_exceeded"
     audit=lambda request, _: f"{len(request.prices.prices)} prices in {request.prices.currency}",
 )
 def put_prices(context: StepContext, request: PutPrices) -> None:
-    """Replace the prices of GPUs."""
+    """Replace the prices of GPUs, and the rates of electricity.
+
+    Raises:
+        Conflict: the stored rates of electricity, which would stay, are in another currency.
+    """
     found, known = request.prices, context.world.table(PRICE_LISTS).get(PRICES)
-    if known is not None and (known.currency, known.prices) == (found.currency, found.prices):
+    if known is not None and request.keep_electricity:
+        if found.currency != known.currency and known.electricity:
+            raise Conflict(
+                f"the rates of electricity are in {known.currency}, the new prices in {found.currency}",
+                hint="give the price file an electricity: section too; electricity: [] removes the rates",
+            )
+        found = replace(found, electricity=known.electricity)
+    if known is not None and replace(known, by=found.by, at_s=found.at_s) == found:
         return
     context.change.put(found)
     text = f"{found.by} stored {len(found.prices)} prices of GPUs in {found.currency}"
+    text += f" and {len(found.electricity)} rates of electricity" if found.electricity else ""
     context.add_history("prices_set", text, by=found.by)
 
 

@@ -323,9 +323,10 @@ class RemoveNodePool(Request[tuple[ImpossibleJob, ...]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutPrices(Request[None]):
-    """Replace the prices of GPUs. Idempotent."""
+    """Replace the prices of GPUs and the rates of electricity; with `keep_electricity` the stored rates stay. Idempotent."""
 
     prices: PriceList
+    keep_electricity: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,20 +32,29 @@ class ElectricityRate:
     source: str = ""
 
 
+def check_rate(rate: ElectricityRate) -> ElectricityRate:
+    """Check one rate, and return it.
+
+    Raises:
+        BadRequest: it says nothing, or has an impossible overhead.
+    """
+    if rate.micro_per_kwh is None and rate.gco2_milli_per_kwh is None:
+        raise BadRequest("a rate of electricity needs per_kwh or gco2_per_kwh")
+    if not PUE_MILLI <= rate.pue_milli <= PUE_MILLI_MAX:
+        raise BadRequest(f"pue: {rate.pue_milli / PUE_MILLI:g} is not from 1 to {PUE_MILLI_MAX // PUE_MILLI}")
+    return rate
+
+
 def check_rates(rates: Iterable[ElectricityRate]) -> tuple[ElectricityRate, ...]:
     """The rates by time.
 
     Raises:
-        BadRequest: too many, two for the same hour, one that says nothing, or an impossible overhead.
+        BadRequest: too many, or two for the same hour.
     """
     found: dict[int, ElectricityRate] = {}
     for rate in rates:
         if rate.from_s in found:
             raise BadRequest("two rates of electricity begin at the same hour")
-        if rate.micro_per_kwh is None and rate.gco2_milli_per_kwh is None:
-            raise BadRequest("a rate of electricity needs per_kwh or gco2_per_kwh")
-        if not PUE_MILLI <= rate.pue_milli <= PUE_MILLI_MAX:
-            raise BadRequest(f"pue: {rate.pue_milli / PUE_MILLI:g} is not from 1 to {PUE_MILLI_MAX // PUE_MILLI}")
         found[rate.from_s] = rate
     if len(found) > RATES_MAX:
         raise BadRequest(f"{len(found)} rates of electricity; at most {RATES_MAX} are allowed")

@@ -14,6 +14,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.summary import model_fits
 from phalanx.core.ids import UserId
 from phalanx.core.work.begin_time import parse_begin_s
+from phalanx.core.work.electricity import PUE_MILLI, ElectricityRate, check_rate
 
 PRICES: Final = "prices"
 """The id of the only document: operators replace it whole."""
@@ -53,13 +54,14 @@ class GpuPrice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceList:
-    """All prices, in one currency (ISO 4217); who stored them, and when (Unix seconds)."""
+    """All prices and rates of electricity, in one currency (ISO 4217); who stored them, and when (Unix seconds)."""
 
     currency: str
     prices: tuple[GpuPrice, ...]
     by: UserId
     at_s: float
     id: str = PRICES
+    electricity: tuple[ElectricityRate, ...] = ()
 
 
 def parse_currency(text: str) -> str:
@@ -86,25 +88,59 @@ def parse_price(gpu: str, since: str, amount: str, *, pool: str = "", source: st
     Raises:
         BadRequest: a part is wrong; the message names it.
     """
-    limits = (("gpu", gpu, NAME_CHARS_MAX), ("pool", pool, NAME_CHARS_MAX), ("source", source, SOURCE_CHARS_MAX))
-    for name, text, most in limits:
-        if len(text) > most or not text.isprintable():
-            raise BadRequest(f"{name}: expected at most {most} printable characters")
+    _check_texts(gpu=gpu, pool=pool, source=source)
     if not gpu.strip():
         raise BadRequest("gpu: a price needs the model of its GPU", hint="gpu: h100")
-    from_s = _from_s(since) if since else 0.0
+    return GpuPrice(gpu=gpu.strip(), pool=pool, from_s=_from_s(since), micro=parse_micro(amount), source=source)
+
+
+def parse_rate(
+    since: str, *, per_kwh: str = "", pue: str = "", gco2_per_kwh: str = "", source: str = ""
+) -> ElectricityRate:
+    """Check one rate of electricity.
+
+    Args:
+        since: as of a price.
+        per_kwh: the price of a kWh; "" if unknown.
+        pue: energy of the building for that of its machines, from 1 to 5; "" for 1.
+        gco2_per_kwh: grams of CO2; "" if unknown.
+        source: any text.
+
+    Raises:
+        BadRequest: a part is wrong; the message names it.
+    """
+    _check_texts(source=source)
+    return check_rate(
+        ElectricityRate(
+            from_s=_from_s(since),
+            micro_per_kwh=parse_micro(per_kwh, what="per_kwh") if per_kwh else None,
+            pue_milli=parse_micro(pue, what="pue") // 1000 if pue else PUE_MILLI,
+            gco2_milli_per_kwh=parse_micro(gco2_per_kwh, what="gco2_per_kwh") // 1000 if gco2_per_kwh else None,
+            source=source,
+        )
+    )
+
+
+def _check_texts(**texts: str) -> None:
+    for name, text in texts.items():
+        most = SOURCE_CHARS_MAX if name == "source" else NAME_CHARS_MAX
+        if len(text) > most or not text.isprintable():
+            raise BadRequest(f"{name}: expected at most {most} printable characters")
+
+
+def _from_s(since: str) -> int:
+    """Unix seconds of a full hour; 0 for the empty text."""
+    if not since:
+        return 0
+    try:
+        from_s = parse_begin_s(f"{since}T00:00Z" if _DATE.fullmatch(since) else since, now_s=None)
+    except BadRequest:
+        raise BadRequest(f"from: {since[:40]!r} is not a date", hint="write 2026-11-01 or 2026-11-01T06:00Z") from None
     if from_s % HOUR_S:
         raise BadRequest(
             f"from: {since} is not a full hour in UTC", hint="prices change on full hours, so that each hour has one"
         )
-    return GpuPrice(gpu=gpu.strip(), pool=pool, from_s=int(from_s), micro=parse_micro(amount), source=source)
-
-
-def _from_s(since: str) -> float:
-    try:
-        return parse_begin_s(f"{since}T00:00Z" if _DATE.fullmatch(since) else since, now_s=None)
-    except BadRequest:
-        raise BadRequest(f"from: {since[:40]!r} is not a date", hint="write 2026-11-01 or 2026-11-01T06:00Z") from None
+    return int(from_s)
 
 
 def parse_micro(amount: str, *, what: str = "per_gpu_hour") -> int:

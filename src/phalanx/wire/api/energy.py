@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from phalanx.wire.api.prices import ElectricityView
+
 
 class EnergyRowView(msgspec.Struct, frozen=True, kw_only=True):
     """The energy of one project, user, queue, GPU model or job.
@@ -31,16 +33,6 @@ class EnergyRowView(msgspec.Struct, frozen=True, kw_only=True):
     gco2: float | None = None
     merged: int = 0
     throttled: dict[str, float] = {}
-
-
-class ElectricityView(msgspec.Struct, frozen=True, kw_only=True):
-    """A rate of electricity from a Unix time on. `pue`: energy of the building for that of its machines, 1 for no overhead."""
-
-    from_s: int
-    per_kwh: str | None = None
-    pue: float = 1.0
-    gco2_per_kwh: float | None = None
-    source: str = ""
 
 
 class EnergyReportView(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,12 +23,31 @@ class PriceBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     source: str = ""
 
 
+class ElectricityBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rate of electricity, as in a price file. It needs `per_kwh` or `gco2_per_kwh`.
+
+    Attributes:
+        since: `from` in JSON, as of a price.
+        per_kwh: the price of a kWh: "0.18".
+        pue: energy of the building for that of its machines, from 1 to 5; "" for 1.
+        gco2_per_kwh: grams of CO2 for a kWh from the grid.
+        source: where the figures come from.
+    """
+
+    since: str = msgspec.field(name="from", default="")
+    per_kwh: str = ""
+    pue: str = ""
+    gco2_per_kwh: str = ""
+    source: str = ""
+
+
 class PricesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prices that replace all earlier ones. With `dry_run` they are only compared with them."""
+    """Prices that replace all earlier ones. With `dry_run` they are only compared with them. `electricity`: None keeps the stored rates."""
 
     currency: str
     prices: list[PriceBody]
     dry_run: bool = False
+    electricity: list[ElectricityBody] | None = None
 
 
 class PriceView(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +60,16 @@ class PriceView(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
 
 
+class ElectricityView(msgspec.Struct, frozen=True, kw_only=True):
+    """A rate of electricity from a Unix time on. `pue`: energy of the building for that of its machines, 1 for no overhead."""
+
+    from_s: int
+    per_kwh: str | None = None
+    pue: float = 1.0
+    gco2_per_kwh: float | None = None
+    source: str = ""
+
+
 class PricesReply(msgspec.Struct, frozen=True, kw_only=True):
     """All prices by model, pool and time; who stored them, and when. Without any, the currency is empty."""
 
@@ -48,6 +77,7 @@ class PricesReply(msgspec.Struct, frozen=True, kw_only=True):
     prices: list[PriceView]
     by: str = ""
     stored_s: float | None = None
+    electricity: list[ElectricityView] = []
 
 
 class PricesChanged(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +85,7 @@ class PricesChanged(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         past_from_s: reports change from this Unix time on; None if no past hour gets another price.
+        electricity_rates: rates of electricity after the change; `electricity_changed`: they are others than before.
     """
 
     currency: str
@@ -63,3 +94,5 @@ class PricesChanged(msgspec.Struct, frozen=True, kw_only=True):
     removed: list[PriceView]
     unchanged: int
     past_from_s: int | None = None
+    electricity_rates: int = 0
+    electricity_changed: bool = False
