@@ -144,11 +144,14 @@ def test_an_idle_job_is_an_alarm_within_a_minute_of_its_threshold_and_a_computin
 def test_a_broken_node_and_a_crash_loop_are_alarms():
     one = Watched("r: n0=4 n1=4")
     failing = one.cluster.submit(gpus=1, retry=100, behaviour=FAILING)
+    refused = one.cluster.submit(gpus=1, behaviour=JobBehaviour(refuses={"n0": "no such library"}))
     one.cluster.request(CordonNode(node_id=NodeId("n1"), by=UserId("preflight"), why="GPU 3 is lost", drain=False))
     one.run(60.0)
-    assert (WasteKind.CRASH_LOOP, failing) in one.alarms()
+    assert {(WasteKind.CRASH_LOOP, failing), (WasteKind.CRASH_LOOP, refused)} <= one.alarms()
     one.run(600.0)
     assert (WasteKind.BROKEN, "n1") in one.alarms()
+    assert one.cluster.job(refused).state is JobState.FAILED
+    assert one.monitor.now.begun["crash_loop"] == 2, "the pauses between two starts end no alarm"
     (broken,) = [spell.newest for spell in one.monitor.now.spells if spell.newest.kind is WasteKind.BROKEN]
     assert (broken.milli, broken.why, broken.cordoned) == (4000, "GPU 3 is lost", True)
 

@@ -87,7 +87,7 @@ class WasteMonitor:
             return None
         self._looked_ms = now_ms
         held, free = self._parts()
-        seen = [*self._wasting_jobs(held), *self._wasting_nodes(free, held), *self._crash_loops(held)]
+        seen = [*self._wasting_jobs(held), *self._wasting_nodes(free, held), *self._crash_loops(held, now_ms)]
         spells = self._alarms.update((one for each in seen if (one := self._seen(each)) is not None), now_ms)
         self.now = WasteNow(now_ms, spells, dict(self._alarms.begun))
         idle = self._idle.update(self._idle_jobs(held), now_ms)
@@ -138,12 +138,23 @@ class WasteMonitor:
             for kind, wasted in kinds.items() if job is not None else ():
                 yield _sighting(kind, job, wasted, parts)
 
-    def _crash_loops(self, held: Mapping[JobId, list[_Held]]) -> Iterator[WasteSighting]:
+    def _crash_loops(self, held: Mapping[JobId, list[_Held]], now_ms: int) -> Iterator[WasteSighting]:
+        """Jobs that fail again and again. Between two starts they hold nothing, and are in the loop all the same."""
         for job_id, failures in self._failures.items():
             job, parts = self._accountant.job(job_id), held.get(job_id, [])
-            if failures.count >= CRASHES_MIN and job is not None and parts:
-                begun = [one._replace(part=one.part._replace(since_ms=failures.since_ms)) for one in parts]
-                yield _sighting(WasteKind.CRASH_LOOP, job, begun, parts)
+            if failures.count < CRASHES_MIN or job is None or not (parts or job.not_before_s * 1000 > now_ms):
+                continue
+            yield WasteSighting(
+                kind=WasteKind.CRASH_LOOP,
+                job=job,
+                nodes=tuple(sorted({one.node for one in parts})),
+                parts=(
+                    WastedPart(0, failures.since_ms),
+                    *(WastedPart(one.part.milli, failures.since_ms) for one in parts),
+                ),
+                held_milli=sum(one.part.milli for one in parts),
+                model=parts[0].part.account.model if parts else "",
+            )
 
     def _wasting_nodes(
         self, free: Mapping[NodeId, list[Part]], held: Mapping[JobId, list[_Held]]

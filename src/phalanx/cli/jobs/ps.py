@@ -235,11 +235,11 @@ def waiting_reason(job: JobView, now_s: float) -> str:
 
 
 def waste_text(job: JobView, now_s: float) -> str:
-    """Return the alarm of a job that wastes GPUs: `2 GPUs idle for 25m`; of all its GPUs `idle for 25m`."""
+    """Return the alarm of a job that wastes GPUs: `2 of 8 GPUs idle for 25m`; of all its GPUs `idle for 25m`."""
     waste = job.waste
     if waste is None:
         return ""
-    some = f"{waste.gpus:g} GPUs " if waste.gpus < job.gpu_count else ""
+    some = f"{waste.gpus:g} of {job.gpu_count:g} GPUs " if waste.gpus < job.gpu_count else ""
     return f"{some}{waste.kind.replace('_', ' ')} for {format_duration(max(0.0, now_s - waste.since_s))}"
 
 
