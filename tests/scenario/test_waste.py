@@ -230,6 +230,32 @@ def test_a_policy_that_comes_late_gives_the_whole_grace():
     assert one.cluster.job(idle).held
 
 
+def test_a_policy_that_becomes_stricter_warns_and_acts_again():
+    one = Watched(action=IdleAction.WARN)
+    idle = one.busy_then_idle(gpus=1)
+    one.run(300.0)
+    one.set_policy(action=IdleAction.STOP)
+    one.run(50.0)
+    assert [line.text.rpartition(";")[2] for line in one.lines(idle, WARNING)][1:] == [" in 1m00s it is cancelled"]
+    one.run(30.0)
+    assert one.cluster.job(idle).state is JobState.CANCELLED
+
+
+def test_a_later_step_that_is_undone_repeats_no_warning():
+    one = Watched(action=IdleAction.STOP)
+    idle = one.busy_then_idle(gpus=1)
+    follow = one.cluster.on_turn
+
+    def on_turn(outbox):
+        follow(outbox)
+        if any(line.kind == WARNING for line in outbox.change.history):
+            one.cluster.head.controller._undone()  # as after an exception in the next step, before policies are judged
+
+    one.cluster.on_turn = on_turn
+    one.run(180.0)
+    assert len(one.lines(idle, WARNING)) == 1
+
+
 @pytest.mark.parametrize("why", ["computes without reports", "no samples", "one GPU of two", "exempt", "low"])
 def test_a_job_that_may_be_at_work_is_never_touched(why):
     one = Watched(action=IdleAction.STOP, exempt="keep-gpus=yes")

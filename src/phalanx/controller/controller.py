@@ -213,6 +213,7 @@ class Controller:
         Raises:
             ExceptionGroup: internal errors, after everything else was published.
         """
+        self._idle.settle()
         if outbox.lost:
             self.leases.drop(outbox.lost)
         for deadline in self._timers.settle():

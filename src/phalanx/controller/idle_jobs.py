@@ -52,10 +52,15 @@ class _Idle:
 
 
 class _Progress(NamedTuple):
-    """How far the policy is with a job. `at_s`: when it got there (CLOCK_BOOTTIME)."""
+    """How far a policy is with a job. `at_s`: when it got there (CLOCK_BOOTTIME)."""
 
+    policy: IdlePolicy | None = None
     stage: IdleStage = IdleStage.NONE
     at_s: float = 0.0
+
+    def under(self, policy: IdlePolicy) -> _Progress:
+        """How far this policy is: another one than before begins with its warning."""
+        return self if self.policy == policy else _NOTHING
 
     def next_s(self, policy: IdlePolicy, idle: _Idle) -> float:
         """When the next stage is due. A job that was idle for longer when the policy was set still gets its whole grace."""
@@ -79,7 +84,7 @@ class IdlePolicyKeeper:
         _jobs: those that are idle.
         _progress: how far the policy is with each of them.
         _over: jobs that were warned, and use their GPUs again; the next step records it.
-        _before: `_progress` and `_over` before the newest step, for `undo`.
+        _before: `_progress` and `_over` before a step that is not durable yet, for `undo`.
     """
 
     _jobs: dict[JobId, _Idle] = field(default_factory=dict)
@@ -116,13 +121,18 @@ class IdlePolicyKeeper:
             if found is None:
                 continue
             job, attempt, policy = found
-            now_s, progress = context.now.boot_s, self._progress.get(job_id, _NOTHING)
+            now_s, progress = context.now.boot_s, self._progress.get(job_id, _NOTHING).under(policy)
             if progress.next_s(policy, idle) <= now_s:
                 warns = policy.ends_use and progress.stage is IdleStage.NONE
-                after = self._progress[job_id] = _Progress(IdleStage.WARNED if warns else IdleStage.DUE, now_s)
+                after = _Progress(policy, IdleStage.WARNED if warns else IdleStage.DUE, now_s)
+                self._progress[job_id] = after
                 left_s = after.next_s(policy, idle) - now_s
                 enforcement = _Enforcement(context, job, attempt, policy, idle.seen.state, now_s - idle.since_s)
                 enforcement.warn(left_s) if warns else enforcement.act()
+
+    def settle(self) -> None:
+        """The newest step is durable."""
+        self._before = None
 
     def undo(self) -> None:
         """The newest step was undone."""
@@ -136,7 +146,8 @@ class IdlePolicyKeeper:
         for job_id, idle in self._jobs.items():
             found = _subject(world, idle.seen)
             if found is not None:
-                due_s = min(due_s, self._progress.get(job_id, _NOTHING).next_s(found[2], idle) - boot_s)
+                policy = found[2]
+                due_s = min(due_s, self._progress.get(job_id, _NOTHING).under(policy).next_s(policy, idle) - boot_s)
         return due_s
 
 
