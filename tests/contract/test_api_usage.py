@@ -49,6 +49,26 @@ def test_states_of_all_rows_add_up_to_the_fleet_times_time(head, call):
         assert by == "gpu" or {row["key"] for row in grouped["rows"]} == {key, ""}
 
 
+def test_series_by_hour_and_by_day_adds_up_to_the_total(head, call):
+    Supervisor(call).hello()
+    call.submit(gpus=1)
+    head.clock.ahead_s += 30 * 3600.0
+    now_s = head.clock.now_s()
+    found = report(call, since_s=now_s - 86400 * 3, bucket="day")
+    whole = check_sums(found)
+    assert found["series"] == sorted(found["series"], key=lambda one: one["since_s"])
+    assert all(one["since_s"] % 86400 == 0 for one in found["series"])
+    assert all(one["fleet_gpu_us"] == sum(one["by_state_us"].values()) for one in found["series"])
+    assert sum(one["fleet_gpu_us"] for one in found["series"]) == whole
+    assert len(found["series"]) in (2, 3)
+    hours = report(call, since_s=now_s - 86400 * 3, bucket="hour")["series"]
+    assert {one["since_s"] % 3600 for one in hours} == {0}
+    assert len(hours) in (30, 31)
+    assert report(call)["series"] == []
+    assert call("viewer", "GET", "/v1/usage?since_s=0&bucket=day").status_code == 400  # more than 400 days
+    assert call("viewer", "GET", "/v1/usage?since_s=0&bucket=week").status_code == 400
+
+
 def test_rows_past_the_limit_are_added_up_in_one(head, call):
     Supervisor(call).hello()
     call("user", "POST", "/v1/jobs", {"run": ["true"], "gpus": 1, "workdir": "/w"})

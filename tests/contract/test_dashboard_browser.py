@@ -20,7 +20,21 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(chromium_here.program() is None, reason="no chromium here: make browser-tools"),
 ]
-PAGES = ("/", "/jobs", "/services", "/services/web", "/queues", "/nodes", "/nodes/n0", "/audit", "/settings")
+PAGES = (
+    *(
+        "/",
+        "/jobs",
+        "/services",
+        "/services/web",
+        "/queues",
+        "/nodes",
+        "/nodes/n0",
+        "/audit",
+        "/settings",
+        "/use?days=1",
+    ),
+    *("/plan", "/plan?model=llama-3-8b&gpus=2xh100:8&tokens=300B", "/what-if", "/what-if?gpus=4&time=1h&add_nodes=2"),
+)
 # What the script of a page shows last.
 READY = {
     "/": "document.querySelector('canvas')",

@@ -11,12 +11,17 @@ from html.parser import HTMLParser
 import pytest
 
 from phalanx.api.pages import pages as page_routes
-from phalanx.api.pages import service_pages
+from phalanx.api.pages import planning, service_pages
 from phalanx.api.views.fleet import cell_state, fleet_frame
+from phalanx.core.accounting.usage_report import UsagePeriod, UsageSum, UsageTotals
 from phalanx.core.accounting.usage_states import PartState, UsageState
 from phalanx.core.fleet.node import NodeState
+from phalanx.core.hints import HintCode
 from phalanx.core.state.events import LabelNodes, MemberReady, MemberStarted, ReadinessChanged
 from phalanx.web.assets import load_assets
+from phalanx.web.document import Viewer
+from phalanx.web.use_page import HOUR_US, STATES, Use, UseAsked, use_page
+from phalanx.wire.api.waste import WasteRowView, WasteView
 from tests.contract.api_head import JOB, TOKENS, Supervisor, code, until
 from tests.contract.xss_payloads import PAYLOADS
 
@@ -25,10 +30,35 @@ OUR_TAGS = frozenset(
         *("html", "head", "meta", "title", "link", "script", "body", "header", "main", "nav", "a", "span", "form"),
         *("input", "button", "h1", "h2", "p", "ul", "li", "strong", "div", "table", "caption", "thead", "tbody"),
         *("tr", "th", "td", "dl", "dt", "dd", "code", "time", "label", "select", "option"),
-        *("section", "noscript", "fieldset", "legend", "textarea", "meter"),
+        *(
+            "section",
+            "noscript",
+            "fieldset",
+            "legend",
+            "textarea",
+            "meter",
+            "datalist",
+            "svg",
+            "rect",
+            "ol",
+            "details",
+            "summary",
+        ),
     )
 )
-PAGES = ("/", "/jobs", "/services", "/queues", "/nodes", "/nodes/n0", "/audit", "/settings")
+PAGES = (
+    "/",
+    "/jobs",
+    "/services",
+    "/queues",
+    "/nodes",
+    "/nodes/n0",
+    "/audit",
+    "/settings",
+    "/use",
+    "/plan",
+    "/what-if",
+)
 SERVICE = {**JOB, "gpus": 1, "name": "web", "type": "service", "replicas": "1..3", "port": 8000, "ready": "/health"}
 
 
@@ -220,6 +250,135 @@ def test_service_shows_replicas_revisions_and_rollout(head, call, page):
     assert call("user", "GET", "/services/nothing").status_code == 404
 
 
+def test_plan_shows_what_the_command_line_says(call, page):
+    shown = page("/plan?model=llama-3-8b&gpus=2xh100:8&tokens=300B", "viewer")
+    same = {"model": "llama-3-8b", "gpus": "2xh100:8", "tokens": "300B"}
+    found = call("viewer", "POST", "/v1/plan", same).json()
+    assert found["fits"]
+    layouts = [row for row in shown.cells if len(row) == 10]
+    assert [row[1] for row in layouts] == [one["text"] for one in found["layouts"]]
+    assert found["layouts"][0]["text"] in shown.text.partition("Run it:")[2]
+    assert {row[0].strip() for row in shown.cells if len(row) == 3} >= set(found["layouts"][0]["memory"]["items"])
+    assert sum(tag == "li" and "b-s" in str(attributes.get("class")) for tag, attributes in shown.tags) == 16  # ranks
+    refused = call("viewer", "GET", "/plan?model=llama-3.1-405b&gpus=h100:1").text
+    assert "does not fit" in refused
+    assert "Run it:" not in refused
+
+
+def test_plan_reads_no_file_of_the_heads_machine(call, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama", "hidden_size": 1}')
+    for model in (str(path), str(tmp_path), "/etc/passwd"):
+        reply = call("viewer", "POST", "/v1/plan", {"model": model, "gpus": "h100:8"})
+        assert code(reply) == (400, "bad_request")
+        assert "unknown model" in reply.json()["error"]["message"]
+
+
+def test_plan_says_whether_this_fleet_has_the_gpus_now(call, page):
+    Supervisor(call).hello()
+    sizes = "layers=2,hidden=64,heads=4,vocab=1000"
+    assert "This fleet now: these 4 GPUs are free" in page(f"/plan?model={sizes}&global_batch=8", "user").text
+    assert "This fleet now" not in page(f"/plan?model={sizes}&global_batch=8", "viewer").text  # may not submit
+    call.submit(gpus=3)
+    until(lambda: "a job on them would wait" in page(f"/plan?model={sizes}&global_batch=8", "user").text)
+
+
+def test_what_if_compares_the_start_with_more_nodes_drained_nodes_and_quotas(head, call, page):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    running = call.submit(gpus=4, time="1h")
+    supervisor.run(running)
+    quota = {"id": "default", "quota_gpus": 12, "borrow_gpus": 0}
+    assert call("operator", "PUT", "/v1/queues", {"queues": [quota]}).status_code == 200
+    before = head.store.load()
+    asked = {"job": {**JOB, "gpus": 4, "time": "30m"}}
+    now = call("user", "POST", "/v1/what-if", asked).json()
+    assert (now["now"]["starts"], now["then"], now["changes"]) == (False, None, [])
+    more = call("user", "POST", "/v1/what-if", {**asked, "add_nodes": 1}).json()
+    assert (more["now"]["starts"], more["then"]["starts"]) == (False, True)
+    assert more["changes"] == ["1 more node like n0 (4 x virtual)"]
+    limits = {"add_nodes": 1, "quotas": {"default": 4}}
+    less = call("user", "POST", "/v1/what-if", {**asked, **limits}).json()["then"]
+    assert (less["starts"], less["reason"]) == (False, "quota")
+    drained = call("user", "POST", "/v1/what-if", {"job": {**JOB, "gpus": 1}, "drain": "n0"}).json()["then"]
+    assert not drained["starts"]
+    never = call("user", "POST", "/v1/what-if", {"job": {**JOB, "gpus": 8}, "add_nodes": 2}).json()
+    assert (never["now"]["reason"], never["then"]["starts"]) == ("never", True)
+    shown = page("/what-if?gpus=4&time=30m&add_nodes=1", "user")
+    assert "With 1 more node like n0 (4 x virtual)" in shown.text
+    assert [row[0] for row in shown.cells] == [f"job {running} train", "this job", "this job"]
+    assert "starts now and runs for at most 30m00s" in shown.cells[2][2]
+    assert head.store.load() == before  # nothing was written
+    assert code(call("user", "POST", "/v1/what-if", {**asked, "drain": "n9"})) == (404, "not_found")
+    assert code(call("user", "POST", "/v1/what-if", {**asked, "quotas": {"x": 1}})) == (404, "not_found")
+    assert call("user", "POST", "/v1/what-if", {**asked, "add_nodes": 5000}).status_code == 400
+
+
+def test_use_shows_the_hours_of_the_report_by_state_and_who_wasted_them(head, call, page):
+    Supervisor(call).hello()
+    empty = page("/use?days=1")
+    assert "Nothing wastes GPUs now" in empty.text
+    job = call.submit(gpus=1)
+    head.clock.ahead_s += 4 * 3600.0
+    shown = page("/use?days=1&by=project")
+    report = call("viewer", "GET", f"/v1/usage?since_s={head.clock.now_s() - 86400}").json()
+    states = {row[0].strip(): row for row in shown.cells if len(row) == 5 and row[2].endswith("%")}
+    occurred = {STATES[state] for state, amount in report["total"]["by_state_us"].items() if amount}
+    assert set(states) == occurred
+    columns = [attributes for tag, attributes in shown.tags if tag == "rect" and attributes.get("y") is not None]
+    assert len({attributes["x"] for attributes in columns}) in (4, 5)  # hours
+    assert f"{report['total']['fleet_gpu_hours']:.1f}"[:2] in shown.text
+    call("user", "POST", f"/v1/jobs/{job}/cancel")
+    assert page("/use", "viewer").cells
+    assert call("viewer", "GET", "/use?days=3").status_code == 400
+    assert call("viewer", "GET", "/use?by=moon").status_code == 400
+
+
+def test_waste_now_names_the_job_and_the_command_that_mends_it(head, call, page):
+    row = WasteRowView(
+        kind="idle",
+        alarm=True,
+        gpus=1.0,
+        gpus_held=2.0,
+        since_s=1.0,
+        after_s=1.0,
+        gpu_hours=12.5,
+        gpu_us=45_000_000_000,
+        advice=PAYLOADS[0],
+        hint="stop it",
+        hint_code=HintCode.CANCEL_JOB.value,
+        hint_args={"job": "7"},
+        job="7",
+        name=PAYLOADS[1],
+        user="ada",
+    )
+    sums = UsageSum(key="ada", total=4 * HOUR_US, by_state={"idle": 3 * HOUR_US, "lost": HOUR_US}, by_note={})
+    period = UsagePeriod(since_s=0, fleet=4 * HOUR_US, by_state=sums.by_state)
+    use = Use(
+        series=[period],
+        wasters=UsageTotals(rows=(sums,), total=sums, fleet=sums.total),
+        failed=[replace(sums, key="7")],
+        waste=WasteView(at_s=1.0, rows=[row], alarms=1, gpus=1.0, gpu_hours=12.5, left_off=3),
+    )
+    viewer = Viewer(user="ada", role="user", csrf="", assets="/web", actions=("see",))
+    shown = Page(use_page(UseAsked(days=30, by="user", hourly=False), use, (30,), ("user",), viewer))
+    check(shown)
+    (waste,) = [cells for cells in shown.cells if len(cells) == 8]
+    assert waste == [
+        "alarm",
+        f"job 7 {PAYLOADS[1]} of ada",
+        "idle",
+        "1 of 2",
+        *waste[4:5],
+        "12.5",
+        PAYLOADS[0],
+        "phalanx cancel 7",
+    ]
+    assert ["ada", "4.000", "4.000", "100%"] in [cells[:4] for cells in shown.cells]
+    assert ["job 7", "4.000", "1.000"] in shown.cells
+    assert "3 more" in shown.text
+
+
 def live_data(page):
     return next(attributes for _, attributes in page.tags if attributes.get("id") == "live")
 
@@ -273,7 +432,7 @@ def test_queue_file_on_the_page_changes_nothing_when_it_is_applied(call, page):
 @pytest.mark.parametrize("path", PAGES)
 def test_pages_ask_for_the_right_that_the_api_asks_for(call, path):
     Supervisor(call).hello()
-    wanted = 403 if path == "/audit" else 200
+    wanted = 403 if path in ("/audit", "/what-if") else 200
     assert call("viewer", "GET", path).status_code == wanted
     assert call("admin", "GET", path).status_code == 200
 
@@ -298,6 +457,11 @@ def test_no_text_of_a_user_becomes_markup(head, call, page):
         check(page(path))
     assert all(text in page("/settings").text for text in PAYLOADS[:5])
     for text in PAYLOADS:  # and what a link of another site puts into an address
+        for path in ("/plan", "/what-if"):
+            fields = dict.fromkeys((*planning.PLAN_FIELDS, *planning.JOB_FIELDS, *planning.CHANGE_FIELDS), text)
+            reply = call("admin", "GET", path, params=fields)
+            assert reply.status_code in (400, 422), text
+            check(Page(reply.text))
         for path in ("/jobs", "/nodes/" + text.replace("/", "").replace("?", "").replace("#", ""), "/sign-in"):
             reply = call("admin", "GET", path, params={"name": text, "user": text, "queue": text, "code": text})
             check(Page(reply.text))

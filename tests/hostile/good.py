@@ -261,4 +261,9 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
             body={"queues": [queue, {"id": "below", "parent": "side"}], "prune": False, "dry_run": False}
         ),
         "put_queue": Good(body={"priority": 1, "open": True}),
+        "parse_queues": Good(body=b"queues: {side: {quota: 2}}"),
+        "make_plan": Good(body={"model": "gpt2", "gpus": "h100:8", "tokens": "1B", "top": 2}),
+        "compare_starts": Good(
+            body={"job": FULL_JOB, "add_nodes": 1, "like": "n0", "drain": "n0", "quotas": {"side": 1}}
+        ),
     }

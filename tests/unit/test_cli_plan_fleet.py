@@ -6,7 +6,6 @@ import pytest
 
 from phalanx.cli.jobs.job_request import JobRequest
 from phalanx.cli.plan.job_plan import resolve_plan
-from phalanx.cli.plan.machine import machine_from_head
 from phalanx.cli.plan.plan_option import PlanRequest
 from phalanx.core.errors import BadRequest, NeverFits, Unreachable
 from phalanx.core.fleet.node import NodeState
@@ -15,6 +14,7 @@ from phalanx.planner.calibration.profile import InterNodeMeasurement, NodeMeasur
 from phalanx.planner.calibration.record_codec import encode_record
 from phalanx.planner.cost.machine import Price
 from phalanx.planner.facts.machines import read_fact_tables
+from phalanx.plans.machine import machine_from_head
 from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView, ProfileReply
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -2,7 +2,12 @@
 
 import pytest
 
-from phalanx.cli.plan.amounts import (
+from phalanx.cli.plan.job_plan import _DEFAULTS
+from phalanx.cli.root import main
+from phalanx.core.errors import BadRequest
+from phalanx.core.work.gang_topology import parse_gbit_per_s
+from phalanx.planner.cost.step_time import TrainingMethod
+from phalanx.plans.amounts import (
     format_decimal_bytes,
     format_rounded,
     format_seconds,
@@ -12,12 +17,7 @@ from phalanx.cli.plan.amounts import (
     parse_tokens,
     parse_usd,
 )
-from phalanx.cli.plan.job_plan import _DEFAULTS
-from phalanx.cli.plan.request import format_price, parse_plan_inputs
-from phalanx.cli.root import main
-from phalanx.core.errors import BadRequest
-from phalanx.core.work.gang_topology import parse_gbit_per_s
-from phalanx.planner.cost.step_time import TrainingMethod
+from phalanx.plans.request import format_price, parse_plan_inputs
 
 
 @pytest.fixture(autouse=True)

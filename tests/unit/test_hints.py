@@ -14,7 +14,6 @@ import pytest
 import phalanx.core
 from phalanx.api.http.errors import error_response
 from phalanx.cli.errors import print_error
-from phalanx.cli.hints import RENDERINGS, render_hint
 from phalanx.cli.jobs.show import _history
 from phalanx.cli.jobs.why import with_commands
 from phalanx.cli.root import COMMANDS
@@ -26,6 +25,7 @@ from phalanx.core.hints import Hint, HintCode, parse_hint
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.job import JobState
+from phalanx.web.command_hints import RENDERINGS, render_hint
 from phalanx.wire.why import SuggestedChangeView, WhyReply
 
 SOURCE = Path(phalanx.core.__file__).parents[1]

@@ -17,7 +17,7 @@ from phalanx.api.nodes import (
     output_routes,
     supervisor_routes,
 )
-from phalanx.api.pages import pages, service_pages, settings, sign_in
+from phalanx.api.pages import pages, planning, service_pages, settings, sign_in, use
 from phalanx.api.routes import (
     audit,
     blobs,
@@ -35,6 +35,7 @@ from phalanx.api.routes import (
     metrics,
     nodes,
     people,
+    plan,
     pools,
     prices,
     profile,
@@ -47,6 +48,7 @@ from phalanx.api.routes import (
     submit,
     usage,
     waste,
+    what_if,
     why,
 )
 from phalanx.api.runtime import ApiRuntime, runtime_of_app
@@ -72,6 +74,8 @@ _RESOURCES = (
     pools,
     licences,
     profile,
+    plan,
+    what_if,
     rules,
     head,
     heads,
@@ -90,8 +94,10 @@ _RESOURCES = (
     queues,
     metrics,
     pages,
+    planning,
     service_pages,
     settings,
+    use,
     sign_in,
 )
 

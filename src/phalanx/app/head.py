@@ -39,7 +39,6 @@ from phalanx.app.resources import (
     single_head_resources,
 )
 from phalanx.app.state_folder import StateFolder
-from phalanx.cli.hints import error_line
 from phalanx.controller.audit_trail import AuditTrail
 from phalanx.controller.controller import Controller
 from phalanx.controller.driver import ControllerDriver
@@ -75,6 +74,7 @@ from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
 from phalanx.store.sql.sqlite.store import SqliteStore
 from phalanx.store.unknown_files import describe_unknown
+from phalanx.web.command_hints import error_line
 
 if TYPE_CHECKING:
     from phalanx.app.certificates import CertificateAuthority

@@ -12,12 +12,12 @@ import signal
 import sys
 import threading
 
-from phalanx.cli.hints import error_line
 from phalanx.core.errors import BadRequest, Conflict, PhalanxError
 from phalanx.engines.registry import engine_type
 from phalanx.node import membership as records
 from phalanx.node.logs.log_file import log_to_file
 from phalanx.ports.engine import Membership
+from phalanx.web.command_hints import error_line
 
 
 def main(argv: list[str] | None = None) -> int:

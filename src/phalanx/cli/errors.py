@@ -13,10 +13,10 @@ from typing import Final
 
 import click
 
-from phalanx.cli.hints import error_line, render_hint
 from phalanx.cli.terminal import strip_control, terminal
 from phalanx.core.errors import ExitCode, PhalanxError
 from phalanx.core.work.nearest_match import suggestion
+from phalanx.web.command_hints import error_line, render_hint
 
 _INTERNAL: Final = 70  # EX_SOFTWARE of sysexits.h
 _IO: Final = 74  # EX_IOERR

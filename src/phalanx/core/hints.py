@@ -1,7 +1,7 @@
 """Hints of errors and explanations: what to do next, as a code with arguments.
 
 A front end renders the code in its own words: the command line names its command, a dashboard its button. The plain text, free of any
-front end's words, serves those that do not know the code. `phalanx.cli.hints` has the command line's words.
+front end's words, serves those that do not know the code. `phalanx.web.command_hints` has the command line's words.
 """
 
 from __future__ import annotations

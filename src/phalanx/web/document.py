@@ -19,9 +19,14 @@ PAGES: Final = {
     "services": "Services",
     "queues": "Queues",
     "nodes": "Nodes",
+    "use": "Use",
+    "plan": "Plan",
+    "what-if": "What if",
     "audit": "Audit",
     "settings": "Settings",
 }
+
+RIGHTS: Final = {"audit": "administer", "what-if": "submit"}  # pages that need more than the right to see
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +47,7 @@ class Viewer:
 
 def document(page: str, title: str, *content: Child, viewer: Viewer) -> Html:
     """Return a page of a signed-in user. `page` is its key in PAGES, or a page below it, as "job"."""
-    seen = {key: name for key, name in PAGES.items() if key != "audit" or "administer" in viewer.actions}
+    seen = {key: name for key, name in PAGES.items() if RIGHTS.get(key, "see") in viewer.actions}
     links = [
         element(
             "a",

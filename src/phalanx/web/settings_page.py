@@ -9,6 +9,7 @@ from typing import Final
 from phalanx.core.work.users import UserRole
 from phalanx.web.cells import moment, state_word
 from phalanx.web.document import Viewer, document
+from phalanx.web.fields import check, choice, text_field
 from phalanx.web.html import Child, Html, element, join, table
 from phalanx.wire.api.people import ProjectView, TokenView, UserView
 
@@ -73,13 +74,13 @@ def _tokens(settings: Settings, viewer: Viewer) -> Html | None:
     form = _form(
         "token",
         "Make a token",
-        _field("Note", "note", maxlength="200", placeholder="laptop, CI"),
-        _field("User", "user", value=viewer.user, maxlength="63") if admin else None,
-        _choice("Expires", "expires", _EXPIRES),
+        text_field("Note", "note", maxlength="200", placeholder="laptop, CI"),
+        text_field("User", "user", value=viewer.user, maxlength="63") if admin else None,
+        choice("Expires", "expires", _EXPIRES),
         element(
             "fieldset",
             element("legend", "Only for (none: all that the user may)"),
-            [_check(action, "scope", action) for action in viewer.actions],
+            [check(action, "scope", action) for action in viewer.actions],
         ),
     )
     made = element("div", id="made-token", role="status")
@@ -106,9 +107,9 @@ def _users(settings: Settings, viewer: Viewer) -> Html:
     form = _form(
         "user",
         "Add or change a user",
-        _field("User", "id", required=True, maxlength="63"),
-        _choice("Role", "role", _ROLES, chosen="user"),
-        _choice("State", "disabled", ("enabled", "disabled")),
+        text_field("User", "id", required=True, maxlength="63"),
+        choice("Role", "role", _ROLES, chosen="user"),
+        choice("State", "disabled", ("enabled", "disabled")),
     )
     return _section("Users", _part("users", shown, _more(settings.users, "phalanx users")), form if admin else None)
 
@@ -127,9 +128,9 @@ def _projects(settings: Settings, viewer: Viewer) -> Html:
     form = _form(
         "project",
         "Add or change a project" if admin else "Change the members of a project",
-        _field("Project", "id", required=True, maxlength="63"),
-        _field("Members (none: open to all)", "members", class_="wide"),
-        _field("Its admins", "admins", class_="wide") if admin else None,
+        text_field("Project", "id", required=True, maxlength="63"),
+        text_field("Members (none: open to all)", "members", class_="wide"),
+        text_field("Its admins", "admins", class_="wide") if admin else None,
     )
     return _section(
         "Projects", _part("projects", shown, _more(settings.projects, "phalanx projects")), form if manages else None
@@ -159,7 +160,7 @@ def _queues(settings: Settings, viewer: Viewer) -> Html | None:
         "form",
         label,
         text,
-        _check("Remove queues that are not in the file, except default", "prune", "yes"),
+        check("Remove queues that are not in the file, except default", "prune", "yes"),
         element(
             "div",
             element("button", "Dry run", type="submit", class_="primary"),
@@ -195,19 +196,6 @@ def _form(name: str, title: str, *fields: Child) -> Html:
     save = element("button", title, type="submit", class_="primary")
     problem = element("p", class_="problem", role="alert", hidden=True)
     return element("form", *fields, save, problem, data_form=name, class_="filter scripted-only", aria_label=title)
-
-
-def _field(title: str, name: str, *, class_: str | None = None, **more: str | bool) -> Html:
-    return element("label", title, element("input", name=name, autocomplete="off", **more), class_=class_)
-
-
-def _choice(title: str, name: str, words: Sequence[str], chosen: str = "") -> Html:
-    options = [element("option", word, value=word, selected=word == chosen) for word in words]
-    return element("label", title, element("select", options, name=name))
-
-
-def _check(title: str, name: str, value: str) -> Html:
-    return element("label", element("input", type="checkbox", name=name, value=value), f" {title}", class_="check")
 
 
 def _button(title: str, *, class_: str = "", **data: str) -> Html:

@@ -2,14 +2,19 @@
 
 GET    /v1/jobs/{id}/why             -> WhyReply
 POST   /v1/jobs/dry-run              job mapping -> DryRunReply (without changing state)
+POST   /v1/what-if                   WhatIfBody -> WhatIfReply (without changing state)
 """
 
 from __future__ import annotations
 
+from typing import Annotated, Any, Final
+
 import msgspec
 
-from phalanx.core.ids import JobId, NodeId, UserId
+from phalanx.core.ids import JobId, NodeId, QueueId, UserId
 from phalanx.core.work.job import JobState
+
+ADDED_NODES_MAX: Final = 1000
 
 
 class WhyRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +105,7 @@ class DryRunReply(WhyRecord, frozen=True, kw_only=True):
         starts: it would start immediately, on `nodes`.
         jobs: how many jobs it would create; for an array the other fields describe the first element.
         gpu_hours_low, gpu_hours_high: of all jobs; None if the run time is unknown.
+        starting: other waiting jobs that start now, at most eight.
         notes, warnings: shape and number of tasks, and whether nothing here now can run it, as in the reply to a submit.
     """
 
@@ -117,5 +123,31 @@ class DryRunReply(WhyRecord, frozen=True, kw_only=True):
     blockers: list[BlockerView] = []
     blockers_more: int = 0
     changes: list[SuggestedChangeView] = []
+    starting: list[JobId] = []
     notes: list[str] = []
     warnings: list[str] = []
+
+
+class WhatIfBody(WhyRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job, and changes of the fleet and its queues under which its start is compared with the present.
+
+    Attributes:
+        job: the keys of a job file.
+        add_nodes: so many free nodes more, like the node `like`; without it, like the first node that has GPUs.
+        drain: nodes that take no new jobs, as a host list: gpu[001-004].
+        quotas: quota in GPUs by queue.
+    """
+
+    job: dict[str, Any]
+    add_nodes: Annotated[int, msgspec.Meta(ge=0, le=ADDED_NODES_MAX)] = 0
+    like: NodeId | None = None
+    drain: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    quotas: dict[QueueId, Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]] = {}
+
+
+class WhatIfReply(WhyRecord, frozen=True, kw_only=True):
+    """What would happen to the job as things are, and with the changes; None without changes. `changes`: each in words."""
+
+    now: DryRunReply
+    then: DryRunReply | None = None
+    changes: list[str] = []

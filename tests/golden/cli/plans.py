@@ -1,13 +1,13 @@
 """Recorded answers of the planner, for the page alone: the figures are made up and only their looks are looked at."""
 
-from phalanx.cli.plan.records import (
+from phalanx.core.work.layouts.layout import parse_layout
+from phalanx.plans.records import (
     CheckpointCost,
     Estimate,
     Formula,
     LayoutFigures,
     PlanAnswer,
 )
-from phalanx.core.work.layouts.layout import parse_layout
 
 MEMORY = (
     ("parameters", 17.6e9),

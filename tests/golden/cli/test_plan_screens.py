@@ -2,8 +2,9 @@
 
 import pytest
 
-from phalanx.cli.plan.page import headline, plan_page
+from phalanx.cli.plan.page import plan_page
 from phalanx.cli.terminal import display_width
+from phalanx.plans.headline import headline
 from tests.golden.cli import plans
 from tests.golden.cli.test_screens import same_as, screen
 

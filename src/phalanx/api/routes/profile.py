@@ -27,7 +27,7 @@ routes = RouteTable()
 @routes.get("/v1/profile", Action.VIEW, reply=ProfileReply)
 async def show_profile(request: Request) -> Response:
     """Show the results of the last calibration, and why they may be out of date."""
-    return json_response(await run_in_thread(_stored_profile, runtime_of(request).services))
+    return json_response(await run_in_thread(stored_profile, runtime_of(request).services))
 
 
 @routes.put("/v1/profile", Action.OPERATE, body=MediaType.ANY_JSON, reply=ProfileReply, body_limit="profile_bytes")
@@ -38,7 +38,7 @@ async def put_profile(request: Request) -> Response:
     profile = await run_in_thread(_checked, body)
     stored = FleetDocument(text=profile, by=caller_of(request).user, at_s=runtime.services.clock.now_s())
     await runtime.request(PutCalibration(calibration=stored))
-    return json_response(await run_in_thread(_stored_profile, runtime.services))
+    return json_response(await run_in_thread(stored_profile, runtime.services))
 
 
 def _checked(body: bytes) -> str:
@@ -51,7 +51,8 @@ def _checked(body: bytes) -> str:
     return json.dumps(encode_record(parse_profile(values)), separators=(",", ":"))
 
 
-def _stored_profile(services: HeadServices) -> ProfileReply:
+def stored_profile(services: HeadServices) -> ProfileReply:
+    """Return the last calibration, with the reasons why it may no longer hold."""
     stored = services.store.record(CALIBRATIONS, CALIBRATION_ID)
     if stored is None:
         return ProfileReply()

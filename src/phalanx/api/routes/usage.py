@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated, Final
 
 from fastapi import Query
@@ -14,17 +15,46 @@ from phalanx.api.runtime import run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.views.ledger_period import LedgerPeriod
 from phalanx.core.accounting.state_ledger import UsageSpan
-from phalanx.core.accounting.usage_report import UsageKey, UsageSum, sum_usage
+from phalanx.core.accounting.usage_report import UsageKey, UsageSum, sum_by_period, sum_usage
 from phalanx.core.accounting.usage_states import UsageState
-from phalanx.core.errors import NotFound
+from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.ids import NodeId
 from phalanx.core.work.users import Action
 from phalanx.core.work.waste_terms import WASTE_STATES
-from phalanx.wire.api.usage import NodeUsageView, UsageReportView, UsageRowView, UsageSpanView, UsageTotalView
+from phalanx.wire.api.usage import (
+    NodeUsageView,
+    UsagePeriodView,
+    UsageReportView,
+    UsageRowView,
+    UsageSpanView,
+    UsageTotalView,
+)
 
 ROWS_MAX: Final = 1000  # in one answer: at most half a megabyte
 HOUR_US: Final = 3_600_000_000
+PERIODS_MAX: Final = 400  # of a series: a year by day, two weeks by hour
 routes = RouteTable()
+
+
+class UsageBucket(enum.StrEnum):
+    """Length of the periods of a series."""
+
+    HOUR = "hour"
+    DAY = "day"
+
+    @property
+    def seconds(self) -> int:
+        """The length."""
+        return 3600 if self is UsageBucket.HOUR else 86_400
+
+    def check(self, since_s: float, until_s: float) -> None:
+        """Check the number of periods.
+
+        Raises:
+            BadRequest: there are too many.
+        """
+        if (until_s - since_s) / self.seconds > PERIODS_MAX:
+            raise BadRequest(f"bucket: more than {PERIODS_MAX} {self}s", hint="use bucket=day, or a shorter period")
 
 
 @routes.get("/v1/usage", Action.VIEW, reply=UsageReportView)
@@ -35,14 +65,17 @@ async def usage_report(
     by: UsageKey = UsageKey.PROJECT,
     limit: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_MAX,
     waste_first: bool = False,
+    bucket: UsageBucket | None = None,
 ) -> Response:
     """Report the GPU-hours of the fleet by state, in the hours that a period of Unix times touches; they add up to fleet x time.
 
-    The largest rows come first; with `waste_first`, those that waste most.
+    The largest rows come first; with `waste_first`, those that waste most. `bucket` adds a series of the fleet by hour or day of UTC.
     """
     services, period = runtime_of(request).services, LedgerPeriod(since_s, until_s)
     first = frozenset(WASTE_STATES) if waste_first else None
-    return json_response(await run_in_thread(_report, services, period, by, limit, first))
+    if bucket is not None:
+        bucket.check(*period.bounds_s(services.clock.now_s()))
+    return json_response(await run_in_thread(_report, services, period, by, limit, first, bucket))
 
 
 @routes.get("/v1/nodes/{node_id}/usage", Action.VIEW, reply=NodeUsageView)
@@ -71,9 +104,16 @@ def _span(index: int, span: UsageSpan) -> UsageSpanView:
 
 
 def _report(
-    services: HeadServices, period: LedgerPeriod, by: UsageKey, limit: int, first: frozenset[str] | None
+    services: HeadServices,
+    period: LedgerPeriod,
+    by: UsageKey,
+    limit: int,
+    first: frozenset[str] | None,
+    bucket: UsageBucket | None,
 ) -> UsageReportView:
-    found = sum_usage(period.hours(services), by, rows_max=limit, first=first)
+    counted = period.hours(services)
+    found = sum_usage(counted, by, rows_max=limit, first=first)
+    series = [] if bucket is None else sum_by_period(counted, bucket.seconds)
     since_s, until_s = period.bounds_s(services.clock.now_s())
     by_state_us = {state.value: found.total.by_state.get(state.value, 0) for state in UsageState}
     return UsageReportView(
@@ -88,6 +128,9 @@ def _report(
             by_state_us=by_state_us,
             by_note=_hours_by_note(found.total),
         ),
+        series=[
+            UsagePeriodView(since_s=one.since_s, fleet_gpu_us=one.fleet, by_state_us=one.by_state) for one in series
+        ],
     )
 
 

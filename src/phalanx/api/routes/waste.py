@@ -38,16 +38,17 @@ async def list_waste(
     """List the jobs and nodes that waste GPUs now. `early` includes those that have not wasted them for long enough to be an alarm."""
     only = {"user": user, "project": project, "queue": queue}
     found = runtime_of(request).services.waste()
-    return json_response(await run_in_thread(_view, found, only, kind, early, limit))
+    return json_response(await run_in_thread(waste_view, found, only, kind, early, limit))
 
 
-def _view(
+def waste_view(
     found: WasteNow,
     only: dict[str, UserId | ProjectId | QueueId | None],
     kind: WasteKind | None,
     early: bool,
     limit: int,
 ) -> WasteView:
+    """The list of waste, of the jobs of a user, project or queue, or of all."""
     chosen = [
         spell
         for spell in found.spells

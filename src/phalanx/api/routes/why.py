@@ -7,9 +7,8 @@ also see the jobs in the way.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from typing import Final, Self, TypeVar
+from collections.abc import Sequence
+from typing import Final, Self
 
 import msgspec
 from starlette.requests import Request
@@ -21,9 +20,9 @@ from phalanx.api.http.routing import RouteTable
 from phalanx.api.routes.submit import feasibility_warnings, submit_notes, submit_request
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
+from phalanx.api.turns import in_turn
 from phalanx.api.views.records import used_budgets
 from phalanx.controller.read_snapshot import ReadSnapshot
-from phalanx.core.errors import TryLater
 from phalanx.core.hints import Hint, HintCode, hint_keys
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.feasibility import FeasibilityChecker
@@ -51,15 +50,10 @@ from phalanx.wire.why import (
     WhyReply,
 )
 
-T = TypeVar("T")
-
 TRIAL_TIME_S: Final = (
     2.0  # for the trials of one answer, which a person waits for; a trial on 12,500 nodes takes one second
 )
-PENDING_MAX: Final = 8  # answers being computed or waiting for it
 BLOCKERS_MAX: Final = 8  # named in one answer
-_one_at_a_time = threading.Lock()
-_asking = threading.BoundedSemaphore(PENDING_MAX)
 
 routes = RouteTable()
 
@@ -76,7 +70,7 @@ async def why_job(request: Request, job_id: JobId) -> Response:
         )
     found = await runtime.controller_futures.result_of(services.controller.read_snapshot(job_id=job_id))
     whole = may_see_all_of(caller_of(request), job)
-    return json_response(await run_in_thread(_in_turn, lambda: _why(services, found, job, whole)))
+    return json_response(await in_turn(lambda: _why(services, found, job, whole)))
 
 
 @routes.post("/v1/jobs/dry-run", Action.SUBMIT, body=JobBody, reply=DryRunReply, transient=True)
@@ -89,22 +83,7 @@ async def dry_run(request: Request) -> Response:
     found = await runtime.controller_futures.result_of(services.controller.read_snapshot(submission=command))
     notes = submit_notes(runtime, command.spec)
     warnings = feasibility_warnings(runtime, found.hypothetical_jobs[0])
-    return json_response(await run_in_thread(_in_turn, lambda: _dry_run(services, found, notes, warnings)))
-
-
-def _in_turn(work: Callable[[], T]) -> T:
-    """Compute one answer at a time.
-
-    Raises:
-        TryLater: too many requests wait.
-    """
-    if not _asking.acquire(blocking=False):
-        raise TryLater(f"{PENDING_MAX} such requests are already being answered", hint="try again in a moment")
-    try:
-        with _one_at_a_time:
-            return work()
-    finally:
-        _asking.release()
+    return json_response(await in_turn(lambda: forecast_submit(services, found, notes, warnings)))
 
 
 # ---- a submitted job ----------------------------------------------------------------------------------------------------
@@ -176,7 +155,10 @@ def _why(services: HeadServices, found: ReadSnapshot, job: Job, whole: bool) -> 
 # ---- a dry run ----------------------------------------------------------------------------------------------------------
 
 
-def _dry_run(services: HeadServices, found: ReadSnapshot, notes: list[str], warnings: list[str]) -> DryRunReply:
+def forecast_submit(
+    services: HeadServices, found: ReadSnapshot, notes: list[str], warnings: list[str], *, suggest: bool = True
+) -> DryRunReply:
+    """Return what would happen to the hypothetical job of the snapshot. `suggest`: also look for changes that would start it."""
     job = found.hypothetical_jobs[0]
     with _Explanation(services, found, job) as answer:
         trial = answer.forecast.trial
@@ -202,6 +184,7 @@ def _dry_run(services: HeadServices, found: ReadSnapshot, notes: list[str], warn
             nodes=nodes,
             notes=notes,
             warnings=warnings,
+            starting=[one.job_id for one in trial.plan.placements if one.job_id != job.id][:BLOCKERS_MAX],
             start=answer.start(answer.forecast.start_of(job)),
             run=RunTimeView(low_s=low_s, high_s=high_s, ends=ends, likes=likes),
             gpu_hours_low=hours * low_s,
@@ -210,7 +193,7 @@ def _dry_run(services: HeadServices, found: ReadSnapshot, notes: list[str], warn
             detail="" if waiting is None else waiting.detail,
             blockers=blockers,
             blockers_more=more,
-            changes=[_change_view(change, None) for change in answer.search.find()],
+            changes=[_change_view(change, None) for change in answer.search.find()] if suggest else [],
         )
 
 

@@ -20,7 +20,6 @@ from phalanx.cli.cluster.state_folder import (
     listen_url,
 )
 from phalanx.cli.connection import PROBE_S, connect
-from phalanx.cli.hints import render_hint
 from phalanx.cli.list_output import to_json
 from phalanx.cli.terminal import strip_control, terminal
 from phalanx.client.tls import fetch_ca
@@ -28,6 +27,7 @@ from phalanx.core.errors import BadRequest, NotSignedIn, PhalanxError, Unreachab
 from phalanx.core.fleet.node import NodeState
 from phalanx.node import membership as records
 from phalanx.ports.engine import Membership
+from phalanx.web.command_hints import render_hint
 from phalanx.wire.api.head import Health
 from phalanx.wire.head_url import split_url
 

@@ -12,7 +12,6 @@ import msgspec
 from phalanx.cli import cells
 from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
-from phalanx.cli.hints import render_hint
 from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
@@ -20,6 +19,7 @@ from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.hints import parse_hint
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import WaitReasonCode
+from phalanx.web.command_hints import render_hint
 from phalanx.wire.why import (
     BlockerView,
     DryRunReply,

@@ -1,175 +1,29 @@
-"""Run the planner: from the command's options to the records for page, JSON and picture."""
+"""Runs the planner for a command: with the facts in this user's state folder, and the fleet of the user's head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.plan.formulas import ExplainedLayout, explain_layout
-from phalanx.cli.plan.records import (
-    CheckpointCost,
-    Estimate,
-    LayoutFigures,
-    PlanAnswer,
-)
-from phalanx.cli.plan.request import PlanInputs, format_price, parse_plan_inputs
-from phalanx.core.work.plan_key import layout_text
-from phalanx.planner.cost.step_time import TrainingMethod
-from phalanx.planner.facts.coefficient_table import DEFAULT_STACK
-from phalanx.planner.search.evaluation import training_task
-from phalanx.planner.search.layout_search import plan_layouts
-from phalanx.planner.search.request import (
-    CheckpointEstimate,
-    EvaluatedLayout,
-    FittingChange,
-    LayoutAnswer,
-    LayoutRequest,
-)
+from phalanx.plans.answer import compute_plan
+from phalanx.plans.records import PlanAnswer
 
 if TYPE_CHECKING:
     from phalanx.client import Client
 
 
 def plan_answer(options: Mapping[str, Any], head: Client | None = None) -> PlanAnswer:
-    """Run the planner with these options.
+    """Run the planner with these options. `head`: for `--fleet here`; None connects when needed.
 
     Raises:
-        PhalanxError: as `parse_plan_inputs`, or the layout cannot split the model or the batch.
+        PhalanxError: as `compute_plan`.
     """
-    from phalanx.planner.facts.coefficient_table import physics
+    from phalanx.cli.cluster.state_folder import home_folder
 
-    question = parse_plan_inputs(options, head)
-    asked = LayoutRequest(
-        model=question.model,
-        machine=question.machine,
-        physics=physics(),
-        stack=question.stack,
-        seq=question.seq,
-        global_batch=question.global_batch,
-        tokens=question.tokens,
-        method=question.method,
-        precision=question.precision,
-        layout=question.layout,
-    )
-    return build_answer(question, asked, plan_layouts(asked, top=options["top"]))
+    return compute_plan(options, home=home_folder(), fleet=lambda: head or _connect())
 
 
-def build_answer(question: PlanInputs, asked: LayoutRequest, answer: LayoutAnswer) -> PlanAnswer:
-    """Convert the planner's answer to plain records."""
-    layouts = tuple(_figures(one) for one in answer.layouts)
-    losers = tuple(_figures(one) for one in answer.rejected)
-    shown = (*layouts, *losers)
-    machine = question.machine
-    notes = list(question.notes)
-    if machine.price is None and question.tokens is not None:
-        notes.append("no cost: no dated price of these GPUs is known; set one with --price USD")
-    if answer.evaluated > 1:
-        notes.append(f"Compared {answer.evaluated:,} layouts for the {question.stack.name} stack.")
-    return PlanAnswer(
-        request=question.summary,
-        model=question.model.name,
-        layers=question.model.layers,
-        nodes=machine.nodes,
-        gpus_per_node=machine.gpus_per_node,
-        gpu=machine.gpu.name,
-        seq=question.seq,
-        global_batch=question.global_batch,
-        tokens=question.tokens,
-        method=question.method.value,
-        stack=question.stack.name,
-        price=format_price(machine.price),
-        fits=answer.fits,
-        single_layout=question.layout is not None,
-        reason=answer.reason,
-        layouts=layouts,
-        losers=losers,
-        alternatives=tuple(_smaller(one, question) for one in answer.fitting_changes),
-        notes=tuple(notes),
-        formulas=explain_layout(_case(asked, shown[0])) if shown else (),
-        next_command=_next(question, answer),
-    )
+def _connect() -> Client:
+    from phalanx.cli.connection import connect
 
-
-def _case(asked: LayoutRequest, figures: LayoutFigures) -> ExplainedLayout:
-    return ExplainedLayout(
-        task=training_task(asked),
-        layout=figures.layout,
-        machine=asked.machine,
-        physics=asked.physics,
-        stack=asked.stack,
-        global_batch=asked.global_batch,
-        tokens=asked.tokens,
-        figures=figures,
-    )
-
-
-def _figures(one: EvaluatedLayout) -> LayoutFigures:
-    return LayoutFigures(
-        layout=one.layout,
-        memory_bytes=tuple((part.value, count) for part, count in one.memory.items.items() if count > 0),
-        used_bytes=one.memory.total_bytes,
-        usable_bytes=one.memory.usable_bytes,
-        step_items_s=tuple((item.value, seconds) for item, seconds in one.step.items.items() if seconds > 0),
-        step_s=Estimate(mid=one.step.total_s, low=one.low_s, high=one.high_s),
-        tokens_per_s=one.tokens_per_s,
-        mfu=one.mfu,
-        train_s=_range(one.train_s),
-        gpu_hours=_range(one.gpu_hours),
-        usd=_range(one.cost_usd),
-        checkpoint_cost=_saving(one.checkpoint),
-        why=one.why,
-    )
-
-
-def _range(three: tuple[float, float, float] | None) -> Estimate | None:
-    return None if three is None else Estimate(low=three[0], mid=three[1], high=three[2])
-
-
-def _saving(one: CheckpointEstimate) -> CheckpointCost:
-    return CheckpointCost(bytes=one.bytes, write_s=one.write_s, interval_s=one.interval_s, goodput=one.goodput)
-
-
-def _smaller(one: FittingChange, question: PlanInputs) -> str:
-    gpus = question.machine.gpus
-    here = "this GPU" if gpus == 1 else f"these {gpus} GPUs"
-    if one.gpus != gpus:
-        what = f"{one.gpus} of the same GPUs, {_more_gpus(one, question)}"
-    elif one.method is not question.method:
-        what = f"--method {one.method.value} on {here}"
-    else:
-        what = f"another layout on {here}"
-    return f"{what}: {layout_text(one.layout)}"
-
-
-def _more_gpus(one: FittingChange, question: PlanInputs) -> str:
-    batch = "" if one.layout.global_batch == question.global_batch else f" --global-batch {one.layout.global_batch}"
-    return f"--gpus {one.gpu_request}{batch}"
-
-
-def _next(question: PlanInputs, answer: LayoutAnswer) -> str:
-    """Return the suggested next command."""
-    if answer.fits and question.stack.name != DEFAULT_STACK:
-        # phalanx.torch may not support the layout; a script of that stack reads PHALANX_LAYOUT.
-        layout = layout_text(answer.layouts[0].layout)
-        return f"phalanx run --plan {layout} -- python train.py, with a {question.stack.name} script that reads PHALANX_LAYOUT"
-    if answer.fits:
-        return f"phalanx run --plan {layout_text(answer.layouts[0].layout)} -- python train.py"
-    if not answer.fitting_changes and answer.evaluated:
-        return "phalanx plan --help"  # not even 4-bit adapters on hundreds of times the GPUs fit
-    if not answer.fitting_changes:
-        return f"phalanx plan {question.arguments} --global-batch {_divisible(question)}"
-    one = answer.fitting_changes[0]
-    if question.layout is not None and one.gpus == question.machine.gpus and one.method is question.method:
-        return f"phalanx plan {question.arguments}{_method(question)}"
-    if one.method is not question.method:
-        return f"phalanx plan {question.arguments} --method {one.method.value}"
-    return f"phalanx plan {question.model_argument} {_more_gpus(one, question)}{_method(question)}"
-
-
-def _method(question: PlanInputs) -> str:
-    return "" if question.method is TrainingMethod.FULL else f" --method {question.method.value}"
-
-
-def _divisible(question: PlanInputs) -> int:
-    """Return the next larger global batch that is divisible by the number of GPUs."""
-    return -(-question.global_batch // question.machine.gpus) * question.machine.gpus
+    return connect()

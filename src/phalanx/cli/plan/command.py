@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from phalanx.cli.option_types import GPUS
-from phalanx.cli.plan.amounts import BATCH, SEQ, TOKENS, USD
+from phalanx.cli.plan.amount_types import BATCH, SEQ, TOKENS, USD
 from phalanx.cli.terminal import terminal
 from phalanx.core.errors import BadRequest
 
@@ -105,7 +105,7 @@ def plan(**options: Any) -> int:
     """  # noqa: D301  # \b is a click marker
     from phalanx.cli.list_output import to_json
     from phalanx.cli.plan.answer import plan_answer
-    from phalanx.cli.plan.records import as_json
+    from phalanx.plans.records import as_json
 
     _check_outputs(options)
     answer = plan_answer(options)

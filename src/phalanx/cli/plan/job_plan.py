@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from phalanx.cli.plan.records import PlanAnswer
 from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.work.plan_key import layout_text
+from phalanx.plans.records import PlanAnswer
 
 if TYPE_CHECKING:
     from phalanx.cli.jobs.job_request import JobRequest

@@ -8,7 +8,10 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.cli import cells
-from phalanx.cli.plan.amounts import (
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import Terminal, strip_control
+from phalanx.core.work.plan_key import layout_text
+from phalanx.plans.amounts import (
     format_decimal_bytes,
     format_rounded,
     format_seconds,
@@ -16,16 +19,13 @@ from phalanx.cli.plan.amounts import (
     format_tokens,
     format_usd,
 )
-from phalanx.cli.plan.records import (
-    Estimate,
+from phalanx.plans.headline import headline, interval_text
+from phalanx.plans.records import (
     Formula,
     LayoutFigures,
     NamedAmounts,
     PlanAnswer,
 )
-from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.terminal import Terminal, strip_control
-from phalanx.core.work.plan_key import layout_text
 
 _WIDTH_MAX: Final = 120  # of sentences
 _BAR: Final = 24
@@ -53,29 +53,6 @@ def plan_page(answer: PlanAnswer, screen: Terminal, *, explain: bool = False) ->
     return [*lines, "", screen.paint(f"next: {answer.next_command}", "dim")]
 
 
-def headline(answer: PlanAnswer) -> str:
-    """Summarise the answer in one sentence."""
-    if not answer.fits:
-        return answer.reason if "not fit" in answer.reason else f"does not fit: {answer.reason}"
-    best = answer.layouts[0]
-    text = layout_text(best.layout)
-    parts = [
-        f"{text} {'fits' if best.free_bytes >= 0 else 'may fit'}" if answer.single_layout else f"fits; best is {text}",
-        f"{format_seconds(best.step_s.mid)} per step ({_ends(best.step_s, format_seconds)})",
-        f"{best.mfu:.0%} MFU",
-        f"{format_rounded(best.tokens_per_s)} tokens/s",
-    ]
-    if answer.tokens is not None and best.train_s is not None:
-        mid_s = best.train_s.mid
-        ends = _ends(best.train_s, lambda seconds: format_span(seconds, mid_s))
-        parts.append(f"{format_tokens(answer.tokens)} tokens in {format_span(mid_s)} ({ends})")
-    if best.gpu_hours is not None:
-        parts.append(f"{format_rounded(best.gpu_hours.mid)} GPU-hours ({_ends(best.gpu_hours, format_rounded)})")
-    if best.usd is not None:
-        parts.append(f"{format_usd(best.usd.mid)} ({_ends(best.usd, format_usd)}) at {answer.price}")
-    return f"{parts[0]}: {', '.join(parts[1:])}"
-
-
 def _layouts(answer: PlanAnswer, screen: Terminal) -> list[str]:
     columns = (
         Column(title="", right=True),
@@ -94,7 +71,7 @@ def _layouts(answer: PlanAnswer, screen: Terminal) -> list[str]:
             f"{number}",
             Cell(layout_text(one.layout), "bold" if number == 1 else ""),
             format_seconds(one.step_s.mid),
-            _ends(one.step_s, format_seconds),
+            interval_text(one.step_s, format_seconds),
             format_rounded(one.tokens_per_s),
             f"{one.mfu:.0%}",
             format_decimal_bytes(one.used_bytes),
@@ -177,10 +154,3 @@ def _titled(title: str, lines: Sequence[str], screen: Terminal) -> list[str]:
 def _narrower(screen: Terminal) -> Terminal:
     """Return the screen less the indentation of titled sections."""
     return replace(screen, width=screen.width - 2)
-
-
-def _ends(one: Estimate, formatted: Formatter) -> str:
-    """Format an interval as `1.7 to 2.2 s`, with the unit once if both ends share it."""
-    low, high = formatted(one.low), formatted(one.high)
-    number, _, unit = low.rpartition(" ")
-    return f"{number} to {high}" if number and high.endswith(f" {unit}") else f"{low} to {high}"

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from phalanx.cli.figure_files import Panel
 from phalanx.cli.figure_page import write_picture
-from phalanx.cli.plan.amounts import format_decimal_bytes, format_seconds
-from phalanx.cli.plan.page import headline
 from phalanx.cli.plan.placement_chart import placement_diagram
-from phalanx.cli.plan.records import LayoutFigures, PlanAnswer
 from phalanx.cli.plan.step_chart import ITEMS_AFTER_PIPELINE, items_diagram, schedule_chart
 from phalanx.core.errors import BadRequest
+from phalanx.plans.amounts import format_decimal_bytes, format_seconds
+from phalanx.plans.headline import headline
+from phalanx.plans.records import LayoutFigures, PlanAnswer
 
 
 def write_plan_picture(path: str, answer: PlanAnswer, *, command: str) -> None:

@@ -17,9 +17,9 @@ from phalanx.cli.figure_files import (
     series_colour,
     style_axes,
 )
-from phalanx.cli.plan.amounts import format_seconds
 from phalanx.cli.plan.pipeline_schedule import PipelineSlot, pipeline_schedule
 from phalanx.core.work.layouts.layout import Layout, Recompute
+from phalanx.plans.amounts import format_seconds
 
 if TYPE_CHECKING:
     from phalanx.cli.figure_files import Axes

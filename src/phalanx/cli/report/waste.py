@@ -10,13 +10,13 @@ import msgspec
 
 from phalanx.cli import cells
 from phalanx.cli.connection import connect
-from phalanx.cli.hints import render_hint
 from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.hints import parse_hint
 from phalanx.core.units import format_duration
 from phalanx.core.work.waste_terms import WasteKind
+from phalanx.web.command_hints import render_hint
 
 if TYPE_CHECKING:
     from phalanx.client import Client

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from phalanx.cli.hints import error_line
 from phalanx.cli.slurm_views.own_job import use_head_of_job
 from phalanx.cli.slurm_views.verbs import VERBS
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.node.gang.job_link import BATCH_VARIABLE
 from phalanx.node.slurm_compat.script_tools import VIEWS
+from phalanx.web.command_hints import error_line
 
 SHELL_VARIABLE: Final = "PHALANX_SLURM_SHELL"
 """The number of the shell that asked for the views, so that each speaks once in it."""

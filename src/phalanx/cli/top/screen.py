@@ -14,7 +14,6 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Label, Static
 from textual.worker import get_current_worker
 
-from phalanx.cli.hints import error_line
 from phalanx.cli.terminal import strip_control, truncate
 from phalanx.cli.top.fleet_grid import count_letters, grid_lines, legend_lines
 from phalanx.cli.top.fleet_view import FleetView
@@ -31,6 +30,7 @@ from phalanx.cli.top.rendering import (
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import JobId
 from phalanx.core.work.job import JobState
+from phalanx.web.command_hints import error_line
 from phalanx.wire.api.fleet import FleetFrame
 from phalanx.wire.api.head import Overview
 from phalanx.wire.api.jobs import JobView

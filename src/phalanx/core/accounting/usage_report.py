@@ -77,6 +77,32 @@ def sum_usage(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UsagePeriod:
+    """What all devices did in one period, as in `UsageSum`. `since_s`: its beginning in Unix seconds."""
+
+    since_s: int
+    fleet: int
+    by_state: dict[str, int]
+
+
+def sum_by_period(hours: Iterable[UsageHour], period_s: int) -> list[UsagePeriod]:
+    """The sums of equal periods that begin at multiples of `period_s` since the Unix epoch, in order; periods without hours are left out."""
+    fleets: Counter[int] = Counter()
+    states: dict[int, Counter[str]] = {}
+    for hour in hours:
+        since_s = int(hour.id) // period_s * period_s
+        fleets[since_s] += hour.fleet
+        amounts = states.setdefault(since_s, Counter())
+        for row in hour.rows:
+            for state, _, amount in row.amounts:
+                amounts[state] += amount
+    return [
+        UsagePeriod(since_s=since_s, fleet=fleets[since_s], by_state=dict(states[since_s]))
+        for since_s in sorted(states)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobHours:
     """One job. `millijoules`: the energy of its devices, of the part `metered` of the total; both 0 if none was counted."""
 

@@ -11,7 +11,7 @@ from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.model_shape import MixtureOfExperts, ModelShape
 from phalanx.planner.facts.model_configs import CONFIG_FILE, read_config
-from phalanx.planner.facts.models import find_model, read_models
+from phalanx.planner.facts.models import ModelEntry, find_model, read_models
 from phalanx.planner.facts.table_files import user_tables
 from phalanx.planner.facts.validation import validate_model
 
@@ -23,7 +23,9 @@ _PAIR: Final = re.compile(r"\s*([A-Za-z_]+)\s*=\s*(-?[0-9]{1,15})\s*")
 _TEXT_MAX: Final = 4096  # the longest path on Linux
 
 
-def parse_model_argument(text: str, *, home: str = "", notes: list[str] | None = None) -> ModelShape:
+def parse_model_argument(
+    text: str, *, home: str = "", notes: list[str] | None = None, files: bool = True
+) -> ModelShape:
     """Return the model that the argument names.
 
     Args:
@@ -31,6 +33,7 @@ def parse_model_argument(text: str, *, home: str = "", notes: list[str] | None =
             ("layers=32,hidden=4096,heads=32,kv_heads=8,ffn=14336,vocab=128256").
         home: the state folder, whose facts/models.csv overrides the shipped table; empty for none.
         notes: receives the assumptions.
+        files: whether a path is looked up. Without, a text is a name or sizes, and no file is touched.
 
     Raises:
         BadRequest: unknown model, or invalid sizes.
@@ -42,6 +45,8 @@ def parse_model_argument(text: str, *, home: str = "", notes: list[str] | None =
             f"model: the name is longer than {_TEXT_MAX} characters" if text.strip() else "model: the name is empty",
             hint="write llama3-70b, the path of a config.json, or layers=..,hidden=..,heads=..,vocab=..",
         )
+    if not files:
+        return model_from_sizes(text, notes) if "=" in text else find_model(text, models=_models(home), notes=notes)
     if "=" in text and not os.path.exists(text):
         return model_from_sizes(text, notes)
     if os.path.isfile(text) or os.path.isfile(os.path.join(text, CONFIG_FILE)):
@@ -49,11 +54,15 @@ def parse_model_argument(text: str, *, home: str = "", notes: list[str] | None =
     if text.endswith(".json"):
         raise BadFile(f"{text}: no such file")
     try:
-        return find_model(text, models=read_models(*user_tables(home, "models.csv")) if home else None, notes=notes)
+        return find_model(text, models=_models(home), notes=notes)
     except BadRequest:
         if os.path.isdir(text):
             raise BadFile(f"{text}: the folder has no {CONFIG_FILE}") from None
         raise
+
+
+def _models(home: str) -> tuple[ModelEntry, ...] | None:
+    return read_models(*user_tables(home, "models.csv")) if home else None
 
 
 def model_from_sizes(text: str, notes: list[str]) -> ModelShape:

@@ -38,14 +38,26 @@ class UsageTotalView(msgspec.Struct, frozen=True, kw_only=True):
     by_note: dict[str, dict[str, float]] = {}
 
 
+class UsagePeriodView(msgspec.Struct, frozen=True, kw_only=True):
+    """The fleet in one hour or day of UTC. `since_s`: Unix time of its beginning; the states add up to `fleet_gpu_us`."""
+
+    since_s: int
+    fleet_gpu_us: int
+    by_state_us: dict[str, int]
+
+
 class UsageReportView(msgspec.Struct, frozen=True, kw_only=True):
-    """A usage report. `since_s`: Unix time from which it counts, the beginning of an hour; `until_s`: to which, the end of an hour or now."""
+    """A usage report. `since_s`: Unix time from which it counts, the beginning of an hour; `until_s`: to which, the end of an hour or now.
+
+    `series`: the fleet by hour or day of UTC, in order, if that was asked for; periods in which nothing was counted are left out.
+    """
 
     by: str
     since_s: float
     until_s: float
     rows: list[UsageRowView]
     total: UsageTotalView
+    series: list[UsagePeriodView] = []
 
 
 class MeasuredDeviceView(msgspec.Struct, frozen=True, kw_only=True):

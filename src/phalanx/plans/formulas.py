@@ -9,15 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.cli.plan.amounts import (
-    format_decimal_bytes,
-    format_parameters,
-    format_rounded,
-    format_seconds,
-    format_span,
-    format_tokens,
-)
-from phalanx.cli.plan.records import Formula, LayoutFigures
 from phalanx.core.work.layouts.layout import Layout
 from phalanx.planner.cost.coefficients import Physics, Stack
 from phalanx.planner.cost.collectives import RankNetwork
@@ -34,6 +25,15 @@ from phalanx.planner.cost.step_time import (
     rank_parameters,
 )
 from phalanx.planner.search.evaluation import peak_flops
+from phalanx.plans.amounts import (
+    format_decimal_bytes,
+    format_parameters,
+    format_rounded,
+    format_seconds,
+    format_span,
+    format_tokens,
+)
+from phalanx.plans.records import Formula, LayoutFigures
 
 _KAPLAN: Final = 'J. Kaplan et al., "Scaling Laws for Neural Language Models", 2020, table 1'
 _PALM: Final = 'A. Chowdhery et al., "PaLM", 2022, appendix B; causal half: T. Dao et al., "FlashAttention", 2022'

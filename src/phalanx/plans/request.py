@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from phalanx.cli.plan.amounts import format_tokens, parse_count, parse_tokens
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layouts.layout import PRECISIONS, Layout, parse_layout
 from phalanx.core.work.nearest_match import suggestion
@@ -14,9 +13,8 @@ from phalanx.planner.cost.coefficients import Stack
 from phalanx.planner.cost.machine import Machine, Price
 from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.planner.cost.step_time import TrainingMethod
-
-if TYPE_CHECKING:
-    from phalanx.client import Client
+from phalanx.plans.amounts import format_tokens, parse_count, parse_tokens
+from phalanx.plans.machine import PlannedFleet, machine_from_head, machine_from_options
 
 SEQ_DEFAULT: Final = 4096  # positions: as Llama 2, H. Touvron et al., 2023
 BATCH_DEFAULT_TOKENS: Final = 4_194_304  # per step in full training: as Llama 1 and 2
@@ -45,7 +43,7 @@ class PlanInputs:
     @property
     def summary(self) -> str:
         """The request in one line."""
-        from phalanx.cli.plan.formulas import describe_model
+        from phalanx.plans.formulas import describe_model
 
         machine = self.machine
         whole = f"{machine.nodes} {'node' if machine.nodes == 1 else 'nodes'} x {machine.gpus_per_node} = {machine.gpus} {machine.gpu.name}"
@@ -56,34 +54,35 @@ class PlanInputs:
         return f"{describe_model(self.model)}, {method}{on}: {whole}, sequence {self.seq}, global batch {self.global_batch}, {self.precision}"
 
 
-def parse_plan_inputs(options: Mapping[str, Any], head: Client | None = None) -> PlanInputs:
+def parse_plan_inputs(
+    options: Mapping[str, Any], *, home: str = "", fleet: Callable[[], PlannedFleet] | None = None, files: bool = True
+) -> PlanInputs:
     """Parse the options.
 
     Args:
         options: the command's options, as typed.
-        head: for `--fleet here`; None connects when needed.
+        home: the state folder with the user's own facts; empty for none.
+        fleet: returns the fleet for `--fleet here`.
+        files: whether the model may be the path of a file. False for requests that come from another machine.
 
     Raises:
         BadRequest: unknown names, impossible sizes, or contradictions.
         BadFile: a config or price list cannot be read.
         PhalanxError: the head does not answer.
     """
-    from phalanx.cli.cluster.state_folder import home_folder
-    from phalanx.cli.plan.machine import machine_from_head, machine_from_options
     from phalanx.planner.facts.coefficient_table import default_stack, find_stack
     from phalanx.planner.facts.machines import read_fact_tables
     from phalanx.planner.facts.model_argument import parse_model_argument
 
-    home = home_folder()
     notes: list[str] = []
     tables = read_fact_tables(home, tuple(options["prices"]))
     method = _method(options["method"])
-    model = parse_model_argument(options["model"], home=home, notes=notes)
+    model = parse_model_argument(options["model"], home=home, notes=notes, files=files)
     seq = _seq(options["seq"], model)
     if options["fleet"] == "here":
-        from phalanx.cli.connection import connect
-
-        machine = machine_from_head(head or connect(), options, tables, notes)
+        if fleet is None:
+            raise BadRequest("fleet: no fleet is known here", hint="name the GPUs")
+        machine = machine_from_head(fleet(), options, tables, notes)
     else:
         machine = machine_from_options(options, tables, notes)
     layout = None if options["layout"] is None else parse_layout(options["layout"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from phalanx.core.errors import BadRequest, NeverFits, PhalanxError
 from phalanx.core.work.gang_topology import common_network, parse_gbit_per_s
@@ -16,9 +16,51 @@ from phalanx.core.work.gpus import GpuRequest, parse_gpus
 from phalanx.planner.cost.machine import Machine
 
 if TYPE_CHECKING:
-    from phalanx.client import Client
     from phalanx.planner.facts.machines import FactTables
-    from phalanx.wire.api.nodes import NodeView
+
+
+class PlannedDevice(Protocol):
+    """A device, as far as a plan needs it."""
+
+    @property
+    def model(self) -> str: ...  # noqa: D102
+    @property
+    def memory_bytes(self) -> int: ...  # noqa: D102
+
+
+class PlannedNode(Protocol):
+    """A node, as far as a plan needs it."""
+
+    @property
+    def devices(self) -> Sequence[PlannedDevice]: ...  # noqa: D102
+    @property
+    def labels(self) -> Mapping[str, str]: ...  # noqa: D102
+    @property
+    def cordon(self) -> object | None: ...  # noqa: D102
+    @property
+    def down_cause(self) -> str: ...  # noqa: D102
+
+
+class FleetProfile(Protocol):
+    """The result of the last calibration, and why it may no longer hold."""
+
+    @property
+    def profile(self) -> Mapping[str, Any] | None: ...  # noqa: D102
+    @property
+    def stale(self) -> Sequence[str]: ...  # noqa: D102
+
+
+class PlannedFleet(Protocol):
+    """A fleet to plan on: a client of a head, or the head itself."""
+
+    def nodes(self) -> Sequence[PlannedNode]:
+        """Return all nodes."""
+        ...
+
+    def profile(self) -> FleetProfile:
+        """Return the last calibration."""
+        ...
+
 
 DeviceKind = tuple[str, int]  # device model and number of devices of a node
 
@@ -48,7 +90,7 @@ def machine_from_options(options: Mapping[str, Any], tables: FactTables, notes: 
     )
 
 
-def machine_from_head(head: Client, options: Mapping[str, Any], tables: FactTables, notes: list[str]) -> Machine:
+def machine_from_head(head: PlannedFleet, options: Mapping[str, Any], tables: FactTables, notes: list[str]) -> Machine:
     """Build the machine from the head's fleet, or the part that `--gpus` names: the largest group of equal nodes of one model.
 
     Raises:
@@ -71,7 +113,7 @@ def machine_from_head(head: Client, options: Mapping[str, Any], tables: FactTabl
     return machine
 
 
-def with_measurements(machine: Machine, head: Client, model: str, notes: list[str]) -> Machine:
+def with_measurements(machine: Machine, head: PlannedFleet, model: str, notes: list[str]) -> Machine:
     """Add the measurements for this device model, if any; append doubts about them to `notes`."""
     from phalanx.planner.calibration.profile import measured_rates, parse_profile
     from phalanx.planner.calibration.slowdown import CALIBRATION_STACK, measure_slowdown
@@ -92,11 +134,11 @@ def with_measurements(machine: Machine, head: Client, model: str, notes: list[st
     return replace(machine, measured=measured_rates(profile, gpu=model, slowdown=slowdown))
 
 
-def _chosen(nodes: Sequence[NodeView], request: GpuRequest | None) -> tuple[list[NodeView], GpuRequest]:
+def _chosen(nodes: Sequence[PlannedNode], request: GpuRequest | None) -> tuple[list[PlannedNode], GpuRequest]:
     """Select equal nodes, and express the request in numbers of them."""
     from phalanx.core.fleet.summary import model_fits
 
-    alike: dict[DeviceKind, list[NodeView]] = {}
+    alike: dict[DeviceKind, list[PlannedNode]] = {}
     for node in nodes:
         if request is None or any(
             model_fits(_kind(node)[0], node.devices[0].memory_bytes, model, (memory or 0) << 30)
@@ -116,7 +158,7 @@ def _chosen(nodes: Sequence[NodeView], request: GpuRequest | None) -> tuple[list
     return chosen, GpuRequest(total=request.total, nodes=request.total // each, per_node=each, model=word)
 
 
-def _kind(node: NodeView) -> DeviceKind:
+def _kind(node: PlannedNode) -> DeviceKind:
     return node.devices[0].model, len(node.devices)
 
 
@@ -136,6 +178,6 @@ def _price(options: Mapping[str, Any]) -> dict[str, Any]:
         raise BadRequest("--price-date needs --price", hint="--price 2.69")
     if options["price"] is None:
         return {"price_kind": options["price_kind"]} if options.get("price_kind") else {}
-    from phalanx.cli.plan.amounts import parse_usd
+    from phalanx.plans.amounts import parse_usd
 
     return {"price": parse_usd(options["price"]), "price_date": options["price_date"] or time.strftime("%Y-%m-%d")}

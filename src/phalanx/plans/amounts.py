@@ -1,4 +1,4 @@
-"""Parse and format amounts in plans: tokens, Gbit/s, dollars, bytes, seconds. Pure; defines the option types."""
+"""Parse and format amounts in plans: tokens, Gbit/s, dollars, bytes, seconds. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import re
 from typing import Final
 
-from phalanx.cli.option_types import GrammarType
 from phalanx.core.errors import BadRequest
 
 _TOKENS: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kmbt])?", re.IGNORECASE)
@@ -52,12 +51,6 @@ def parse_usd(text: object) -> float:
     if match is None:
         raise BadRequest(f"price: {text!r} is not an amount in US dollars", hint="example: 2.69 per GPU-hour")
     return float(match[1])
-
-
-TOKENS: Final = GrammarType("TOKENS", parse_tokens)
-SEQ: Final = GrammarType("N", lambda text: parse_count(text, what="seq"))
-BATCH: Final = GrammarType("N", lambda text: parse_count(text, what="global-batch"))
-USD: Final = GrammarType("USD", parse_usd)
 
 
 # ---- format ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The command line's words for hints: the command or option that does what a hint suggests."""
+"""The command line's words for hints: the command or option that does what a hint suggests. Pages show the commands too."""
 
 from __future__ import annotations
 

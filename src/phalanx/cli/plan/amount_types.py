@@ -1,0 +1,13 @@
+"""Types of the options that take amounts: tokens, positions, sequences and dollars."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from phalanx.cli.option_types import GrammarType
+from phalanx.plans.amounts import parse_count, parse_tokens, parse_usd
+
+TOKENS: Final = GrammarType("TOKENS", parse_tokens)
+SEQ: Final = GrammarType("N", lambda text: parse_count(text, what="seq"))
+BATCH: Final = GrammarType("N", lambda text: parse_count(text, what="global-batch"))
+USD: Final = GrammarType("USD", parse_usd)

@@ -1,0 +1,47 @@
+"""The answer of a plan in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from phalanx.core.work.plan_key import layout_text
+from phalanx.plans.amounts import (
+    format_rounded,
+    format_seconds,
+    format_span,
+    format_tokens,
+    format_usd,
+)
+from phalanx.plans.records import Estimate, PlanAnswer
+
+
+def headline(answer: PlanAnswer) -> str:
+    """Summarise the answer in one sentence."""
+    if not answer.fits:
+        return answer.reason if "not fit" in answer.reason else f"does not fit: {answer.reason}"
+    best = answer.layouts[0]
+    text = layout_text(best.layout)
+    parts = [
+        f"{text} {'fits' if best.free_bytes >= 0 else 'may fit'}" if answer.single_layout else f"fits; best is {text}",
+        f"{format_seconds(best.step_s.mid)} per step ({interval_text(best.step_s, format_seconds)})",
+        f"{best.mfu:.0%} MFU",
+        f"{format_rounded(best.tokens_per_s)} tokens/s",
+    ]
+    if answer.tokens is not None and best.train_s is not None:
+        mid_s = best.train_s.mid
+        ends = interval_text(best.train_s, lambda seconds: format_span(seconds, mid_s))
+        parts.append(f"{format_tokens(answer.tokens)} tokens in {format_span(mid_s)} ({ends})")
+    if best.gpu_hours is not None:
+        parts.append(
+            f"{format_rounded(best.gpu_hours.mid)} GPU-hours ({interval_text(best.gpu_hours, format_rounded)})"
+        )
+    if best.usd is not None:
+        parts.append(f"{format_usd(best.usd.mid)} ({interval_text(best.usd, format_usd)}) at {answer.price}")
+    return f"{parts[0]}: {', '.join(parts[1:])}"
+
+
+def interval_text(one: Estimate, formatted: Callable[[float], str]) -> str:
+    """Format an interval as `1.7 to 2.2 s`, with the unit once if both ends share it."""
+    low, high = formatted(one.low), formatted(one.high)
+    number, _, unit = low.rpartition(" ")
+    return f"{number} to {high}" if number and high.endswith(f" {unit}") else f"{low} to {high}"
