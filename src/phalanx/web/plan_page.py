@@ -203,7 +203,7 @@ def _layouts(layouts: Sequence[LayoutFigures]) -> Html:
                 "" if one.usd is None else format_usd(one.usd.mid),
             )
         )
-    titles = ("", "Layout", "Step", "80 % interval", "Tokens/s", "MFU", "Memory", "Room", "Trains", "Cost")
+    titles = ("No.", "Layout", "Step", "80 % interval", "Tokens/s", "MFU", "Memory", "Room", "Trains", "Cost")
     return table(titles, rows, caption="Layouts that fit, best first", empty="None fits.")
 
 

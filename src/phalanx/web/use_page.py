@@ -153,7 +153,7 @@ def _waste_now(waste: WasteView) -> Html:
         )
         for one in waste.rows
     ]
-    titles = ("", "Job or node", "Waste", "GPUs", "Since", "GPU-hours", "Why", "What mends it")
+    titles = ("Alarm", "Job or node", "Waste", "GPUs", "Since", "GPU-hours", "Why", "What mends it")
     shown = table(titles, rows, caption="Waste now, most GPU-hours first", empty="Nothing wastes GPUs now.")
     more = element("p", f"{waste.left_off} more: ", element("code", "phalanx waste"), class_="note")
     return join(shown, more if waste.left_off else None)
@@ -215,7 +215,7 @@ def _states(total: UsageSum) -> Html:
         for state, words in STATES.items()
         if (amount := total.by_state.get(state, 0))
     ]
-    titles = ("State", "GPU-hours", "Share", "", "Of it")
+    titles = ("State", "GPU-hours", "Share", "Counts as", "Of it")
     return table(
         titles, rows, caption="All states: they add up to the fleet times the time", empty="Nothing is counted yet."
     )
