@@ -379,6 +379,22 @@ def test_waste_now_names_the_job_and_the_command_that_mends_it(head, call, page)
     assert "3 more" in shown.text
 
 
+def test_job_shows_each_attempt_with_its_time_and_the_cause_of_its_end(head, call, page):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    job = call.submit()
+    assert "Attempts" not in page(f"/jobs/{call.submit(gpus=64, allow_never=True)}").text
+    supervisor.run(job)
+    (row,) = [cells for cells in page(f"/jobs/{job}").cells if len(cells) == 6]
+    assert row[4].endswith(", not ended")
+    supervisor.end(job, code=3)
+    until(lambda: head.store.job(job).state.terminal)
+    (row,) = [cells for cells in page(f"/jobs/{job}").cells if len(cells) == 6]
+    assert (row[0], row[1], row[2].strip()) == ("1", "ended", "n0")
+    assert ", ran " in row[4]
+    assert "3" in row[5]
+
+
 def live_data(page):
     return next(attributes for _, attributes in page.tags if attributes.get("id") == "live")
 

@@ -10,6 +10,7 @@ from phalanx.core.accounting.advice.evidence import Advice
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
+from phalanx.web.attempts import attempts_timeline
 from phalanx.web.cells import live, moment, number, state_word
 from phalanx.web.document import Viewer, document
 from phalanx.web.html import Html, element, facts, join, link, page_path, table
@@ -121,6 +122,7 @@ def job_page(
     viewer: Viewer,
     *,
     may_change: bool,
+    now_s: float,
     advice: Sequence[Advice] = (),
 ) -> Html:
     """Return one job: its facts, its attempts and its history, and advice for its next run."""
@@ -151,7 +153,8 @@ def job_page(
         element("a", "Output of all ranks", href=f"/v1{page_path('jobs', job.id, 'logs')}"),
         " (JSON; needs the right to read the output)",
     )
-    body = join(shown, element("h2", "History"), lines)
+    tried = attempts_timeline(detail.attempts, now_s)
+    body = join(shown, tried, element("h2", "History"), lines)
     shown_live = element("div", body, id="live", data_job=job.id, data_may_change="yes" if may_change else None)
     output = element("div", element("h2", "Output"), logs, id="output")
     tips = [element("li", element("code", one.flag), f": {one.change}. {one.measured}.") for one in advice]

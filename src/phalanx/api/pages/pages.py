@@ -121,7 +121,8 @@ async def show_job_page(request: Request, job_id: JobId) -> Response:
         history = JobRedactor(services.store, caller).redact_all(lines)
         may_change = may_access_job(caller, Action.CHANGE_OWN, owner=job.user, project=job.project)
         advice = job_advice(services, job)
-        return pages.job_page(detail, history, viewer, may_change=may_change, advice=advice)
+        now_s = services.clock.now_s()
+        return pages.job_page(detail, history, viewer, may_change=may_change, now_s=now_s, advice=advice)
 
     return page_response(request, await run_in_thread(read))
 

@@ -32,6 +32,9 @@ export function start() {
   const curves = document.createElement("div");
   live.after(curves);
   showCurves(curves).catch(() => {});
+  const spent = document.createElement("div");
+  live.after(spent);
+  showTime(spent).catch(() => {}); // a head that is busy, or a job that held nothing
   read();
   let waiting = false;
   effect(() => {
@@ -157,6 +160,28 @@ function timeline() {
     list.append(item);
   }
   table.closest(".scroll").replaceWith(list);
+}
+
+/** Show what the GPU-hours of the job were used for, in the order of the states of the usage report. */
+async function showTime(place) {
+  const { gpu_hours: whole, by_state: states } = await ask(`${route}/usage`);
+  const parts = Object.entries(states).filter(([, hours]) => hours > 0).sort(([, a], [, b]) => b - a);
+  if (!whole || !parts.length) return;
+  let start = 0;
+  const rows = parts.map(([state, hours]) => {
+    const row = { state, hours, start, words: state.replaceAll("_", " ") };
+    start += hours;
+    return row;
+  });
+  const across = (hours) => ((1000 * hours) / whole).toFixed(2);
+  const boxes = rows.map((row) => html`<rect class=${`u-${row.state}`} x=${across(row.start)} y="0" width=${across(row.hours)} height="20"><title>${row.words}</title></rect>`);
+  const amount = (hours) => `${hours.toPrecision(3)} GPU-hours, ${Math.round((100 * hours) / whole)} %`;
+  render(
+    html`<h2>Time of its GPUs: ${whole.toPrecision(3)} GPU-hours</h2>
+      <svg class="strip" viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label="GPU-hours by state">${boxes}</svg>
+      <ul class="legend">${rows.map((row) => html`<li><svg class="key" viewBox="0 0 12 12" aria-hidden="true"><rect class=${`u-${row.state}`} width="12" height="12" /></svg> ${row.words} <strong>${amount(row.hours)}</strong></li>`)}</ul>`,
+    place,
+  );
 }
 
 /** Draw loss and step time by step, if the job reports steps. */
