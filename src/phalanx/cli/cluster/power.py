@@ -38,12 +38,12 @@ POLL_S: Final = 0.3
 @click.option("--restore", is_flag=True, help="Restore the limits of before the cap.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def power_command(names: str, limit: str | None, lasting: str | None, restore: bool, as_json: bool) -> None:
-    r"""Show the power limits of the GPUs of nodes, cap them, or restore those of before. Running jobs go on.
+    """Show the power limits of the GPUs of nodes, cap them, or restore those of before. Running jobs go on.
 
     \b
     phalanx nodes power gpu[001-004] --limit 300W --for 8h
     phalanx nodes power gpu[001-004] --restore
-    """
+    """  # noqa: D301 - click reads the backspace character itself
     if restore and limit is not None:
         raise BadRequest("--limit and --restore exclude each other", hint="give one of them")
     if lasting is not None and limit is None:

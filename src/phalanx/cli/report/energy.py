@@ -22,7 +22,7 @@ CAUSES: Final = ("thermal", "power", "hardware")  # `core.accounting.energy_ledg
 
 @report_kind("energy", by=KEYS)
 def energy(head: Client, period: Period, *, by: str) -> ReportTable:
-    r"""Energy of GPUs in kWh, their mean power, and with rates of electricity the cost and the CO2.
+    """Energy of GPUs in kWh, their mean power, and with rates of electricity the cost and the CO2.
 
     The rows add up to what the devices counted; devices that no job held have a row of their own. The report begins with the full hour.
     docs/energy.md explains the figures.
@@ -30,7 +30,7 @@ def energy(head: Client, period: Period, *, by: str) -> ReportTable:
     \b
     phalanx report energy --by user --since 7d
     phalanx report energy --by job --month 2026-11 --csv
-    """
+    """  # noqa: D301 - click reads the backspace character itself
     return energy_table(head.energy_report(by=by, since_s=period.since_s, until_s=period.until_s))
 
 

@@ -24,14 +24,14 @@ _WHOLE = 1000  # thousandths of a device
 @click.argument("node", metavar="NODE", shell_complete=complete_nodes)
 @list_options
 def states(node: str, as_json: bool, watch: bool) -> None:
-    r"""What each device of a node was used for lately, oldest first: at most 64 states of each, and those of now.
+    """What each device of a node was used for lately, oldest first: at most 64 states of each, and those of now.
 
     docs/usage-states.md explains each state.
 
     \b
     phalanx report states n0
     phalanx report states n0 --json
-    """
+    """  # noqa: D301 - click reads the backspace character itself
     client = connect()
 
     def fetch() -> ListView:

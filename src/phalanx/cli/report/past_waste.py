@@ -32,14 +32,14 @@ _PARTLY: Final = ("low", "data_bound", "communicating")
 
 @report_kind("waste", by=KEYS)
 def past_waste(head: Client, period: Period, *, by: str) -> ReportTable:
-    r"""GPU-hours that were wasted, by state: idle, hung, lost to failures, broken and so on; the worst rows first, each with what mends it.
+    """GPU-hours that were wasted, by state: idle, hung, lost to failures, broken and so on; the worst rows first, each with what mends it.
 
     `phalanx waste` lists who wastes GPUs now. docs/waste.md says what counts as waste.
 
     \b
     phalanx report waste --by user --since 7d
     phalanx report waste --by job --month 2026-11 --csv
-    """
+    """  # noqa: D301 - click reads the backspace character itself
     found = head.usage_report(by=by, since_s=period.since_s, until_s=period.until_s, waste_first=True)
     return waste_table(found)
 

@@ -40,14 +40,14 @@ _TITLES: Final = {
 
 @report_kind("usage", by=KEYS)
 def usage(head: Client, period: Period, *, by: str) -> ReportTable:
-    r"""GPU-hours by state. The states of all rows add up to the GPUs of the fleet times the time, free and broken ones included.
+    """GPU-hours by state. The states of all rows add up to the GPUs of the fleet times the time, free and broken ones included.
 
     The report begins with the full hour. docs/usage-states.md explains each state.
 
     \b
     phalanx report usage --by user --since 7d
     phalanx report usage --by job --since 24h --json
-    """
+    """  # noqa: D301 - click reads the backspace character itself
     return usage_table(head.usage_report(by=by, since_s=period.since_s, until_s=period.until_s))
 
 

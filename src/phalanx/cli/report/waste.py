@@ -47,14 +47,14 @@ _COLUMNS: Final = (
 )
 @list_options
 def waste(early: bool, as_json: bool, watch: bool, **only: str | None) -> None:
-    r"""List who wastes GPUs now: jobs that hold GPUs without using them well, and nodes whose GPUs cannot be used.
+    """List who wastes GPUs now: jobs that hold GPUs without using them well, and nodes whose GPUs cannot be used.
 
     docs/waste.md explains each state and its threshold, which a queue can set. `phalanx report waste` adds up past waste.
 
     \b
     phalanx waste --project vision
     phalanx waste --state idle --json
-    """
+    """  # noqa: D301 - click reads the backspace character itself
     head = connect()
     filters = {key: value for key, value in only.items() if value is not None}
     show_list(lambda: _shown(head, early=early, filters=filters), as_json=as_json, watch=watch)
