@@ -98,6 +98,7 @@ def measure_fleet(
             long = page.run("seen.long")
         lists = list_ms(fleet, runs) if past_jobs else []
         cost = open_pages_cost(fleet, pages) if pages else None
+    print_progress(f"changes {ticks} ms, lists {lists} ms, open pages {cost} % of a core")
     large = "_10000" if nodes >= _LARGE else ""
     figures = [
         _ranged(f"first_view{large}_ms", [view["first_view_ms"] for view in views], ranges),

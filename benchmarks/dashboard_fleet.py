@@ -90,8 +90,13 @@ class PlayedFleet:
         headers = {"Authorization": f"Bearer {token or self.cluster.token()}", "Content-Type": "application/json"}
         if gzip:
             headers["Accept-Encoding"] = "gzip"
-        connection.request(method, path, body, headers)
-        reply = connection.getresponse()
+        try:
+            connection.request(method, path, body, headers)
+            reply = connection.getresponse()
+        except (http.client.RemoteDisconnected, ConnectionError):  # the head closes connections that were idle
+            connection.close()
+            connection.request(method, path, body, headers)
+            reply = connection.getresponse()
         data = reply.read()
         if reply.status >= 400:
             raise AssertionError(f"{method} {path}: {reply.status} {data[:300]!r}")
