@@ -2,7 +2,7 @@
 
 An unarmed failpoint costs one lookup in an empty dict. A test arms failpoints in its own process. A drill arms those of a real head
 through the environment, for example PHALANX_FAILPOINT="store.commit.commit=kill:3,logs.append.write=torn". The part of a name before
-its first dot is the component that writes: `store` (SQLite) `postgres` `election` `upgrade` `backup` `restore` `logs` `blobs` `kept`
+its first dot is the component that writes: `store` `history` (SQLite) `postgres` `election` `upgrade` `backup` `restore` `logs` `blobs` `kept`
 `outputs` (store/), `home` `files` `tls` (app/), `private` (node/files/), `local` (engines/local/), `ray`. The part after its last dot is what is done;
 the functions of `durable_files` add it.
 """
@@ -67,6 +67,13 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "store.commit.rollback": _IGNORED,
     "store.settle.checkpoint": _IGNORED,
     "store.close.checkpoint": _IGNORED,
+    "history.open.begin": _AROUND,
+    "history.open.schema": _AROUND,
+    "history.put.rows": _AROUND,
+    "history.put.commit": _AROUND,
+    "history.drop.rows": _AROUND,
+    "history.keep.rows": _AROUND,
+    "history.aside.rename": _AROUND,  # of a damaged file
     "postgres.open.term": _BEFORE,
     "postgres.migrate.nothing": _DONE,
     "postgres.migrate.schema": _BEFORE,
@@ -76,6 +83,10 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "postgres.migrate.commit": _BEFORE,
     "postgres.migrate.done": _DONE,
     "postgres.migrate.rollback": _DONE,
+    "postgres.history.rows": _AROUND,
+    "postgres.history.commit": _AROUND,
+    "postgres.history.drop": _AROUND,
+    "postgres.history.keep": _AROUND,
     "postgres.commit.begin": _BEFORE,
     "postgres.commit.rows": _BEFORE,  # hit once for each kind of record in the batch
     "postgres.commit.remember": _BEFORE,

@@ -279,6 +279,9 @@ SPECIMENS = {
     "POST /sign-out": plain("/sign-out", content=b"", ok=(303,)),
     "GET /web/{version}/{name:path}": plain("/web/none/dashboard.js", ok=(404,)),
     "POST /v1/dashboard/link": plain("/v1/dashboard/link"),
+    "GET /v1/history": plain("/v1/history"),
+    "GET /v1/history/devices": plain("/v1/history/devices"),
+    "GET /v1/history/nodes": plain("/v1/history/nodes"),
     "GET /v1/fleet": plain("/v1/fleet"),
     "GET /v1/fleet/events": plain("/v1/fleet/events"),
     "GET /jobs": plain("/jobs"),
@@ -302,6 +305,7 @@ SPECIMENS = {
     "GET /v1/jobs/{job_id}/receipt": of_job("/receipt"),
     "GET /v1/jobs/{job_id}/usage": of_job("/usage"),
     "GET /v1/jobs/{job_id}/steps": of_job("/steps"),
+    "GET /v1/jobs/{job_id}/history": of_job("/history"),
     "GET /v1/jobs/{job_id}/events": of_job("/events"),
     "GET /v1/jobs/{job_id}/logs": of_job("/logs?follow=1"),
     "GET /v1/jobs/{job_id}/files": of_job("/files", ok=(200, 404)),  # it has left nothing yet

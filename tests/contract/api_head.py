@@ -41,6 +41,8 @@ from phalanx.core.work.attempt import TaskExit
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.users import Token, User, UserRole
 from phalanx.store.blobs.files import FileBlobs
+from phalanx.store.history.memory import MemoryHistory
+from phalanx.store.history.recorder import HistoryRecorder
 from phalanx.store.logs.files import FileLogs
 from phalanx.store.memory import MemoryStore
 from phalanx.wire.supervisor import (
@@ -106,6 +108,9 @@ class ApiHead:
             head_id=self.head_id,
         )
         self.usage = UsageRecorder(controller.world, self.store, self.telemetry, self.clock, waits=controller.waits)
+        self.history = HistoryRecorder(MemoryHistory(), self.clock)
+        self.telemetry.sample_listeners.append(self.history.add_samples)
+        self.telemetry.step_listeners.append(self.history.add_steps)
         self.driver = ControllerDriver(
             on_commit=self.usage.committed,
             controller=controller,
@@ -131,6 +136,7 @@ class ApiHead:
             notifier=self.notifier,
             waste=self.usage.waste,
             attempt_use=self.usage.attempt_use,
+            history=self.history,
             clock=self.clock,
             node_secret=SECRET,
             version="0.1.0",

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
 # Passed where a head makes its home: each gets a fresh one. All others are passed by one that serves, or stops.
 FRESH = (
     "store.open.",
+    "history.open.",
     "store.migrate.",
     "home.",
     "tls.",
@@ -25,7 +26,8 @@ FRESH = (
 LISTENS = "tls."  # of a head that listens off 127.0.0.1
 # Not of a head: each with its reason.
 NOT_PASSED = {
-    "logs.delete.remove": "no head deletes logs yet; tests/contract/test_store_crash.py kills a process there"
+    "history.aside.rename": "only of a damaged file; tests/contract/test_history_store.py damages one",
+    "logs.delete.remove": "no head deletes logs yet; tests/contract/test_store_crash.py kills a process there",
 }
 # Passed by other programs than a head on SQLite that serves on its own nodes. A head on PostgreSQL is killed in test_kill_points_postgres.py, one
 # that brings Ray in test_kill_points_ray.py, an upgrade in tests/contract/test_store_upgrade.py, backup and restore in test_backups.py.

@@ -50,7 +50,7 @@ def often(name):
 
 
 def beside(name):
-    return writes_files(name) and not name.startswith("store.")
+    return writes_files(name) and not name.startswith(("store.", "history."))
 
 
 def make(virtual="2x4", words=()):

@@ -121,6 +121,8 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
     return {
         "submit_job": Good(body=FULL_JOB, headers={"Idempotency-Key": "k1"}),
         "dry_run": Good(body=FULL_JOB),
+        "device_history": Good(query={"node": "n0", "device": 0, "since_s": 1.0, "until_s": 1e10, "step_s": 60.0}),
+        "node_history": Good(query={"node": "n0", "since_s": 1.0, "until_s": 1e10, "step_s": 60.0}),
         "list_jobs": Good(
             query={
                 "state": "pending",

@@ -32,6 +32,7 @@ from phalanx.ports.election import HeadRecord, Leader
 from phalanx.ports.logs import Logs
 from phalanx.ports.notifier import Notifier
 from phalanx.ports.store import Store
+from phalanx.store.history.recorder import HistoryRecorder
 from phalanx.wire.join import JoinArguments, JoinReply, JoinRequest
 from phalanx.wire.manifest import MANIFEST_BYTES_MAX
 from phalanx.wire.stored_files import PIECE_BYTES_MAX
@@ -285,6 +286,7 @@ class HeadServices:
     """The services and settings that `build_app` needs.
 
     Attributes:
+        history: of devices, nodes and jobs; None if nothing is recorded.
         node_secret: the tokens of supervisors are derived from it (core.access.node_tokens).
         hosts_allowed: names (without port) that a Host header may carry.
         output_root, checkpoint_root: each has one folder per job.
@@ -311,6 +313,7 @@ class HeadServices:
     blobs: Blobs
     mailboxes: Mailboxes
     telemetry: Telemetry
+    history: HistoryRecorder | None = None
     clock: Clock
     node_secret: bytes
     version: str

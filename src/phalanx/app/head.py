@@ -71,7 +71,9 @@ from phalanx.ports.engine import Discovery
 from phalanx.providers.notifications.apprise_notifier import AppriseNotifier
 from phalanx.providers.registry import provider_type
 from phalanx.store.blobs.files import FileBlobs
+from phalanx.store.history.recorder import HistoryRecorder
 from phalanx.store.logs.files import FileLogs
+from phalanx.store.sql.sqlite.history_file import HistoryFile
 from phalanx.store.sql.sqlite.store import SqliteStore
 from phalanx.store.unknown_files import describe_unknown
 from phalanx.web.command_hints import error_line
@@ -114,8 +116,11 @@ def _run(options: HeadOptions) -> None:
     options.state_folder.remove("store")
     listeners = bind_listeners(options.port, options.listen)
     options.state_folder.write_lock_holder(options.lock, {"pid": os.getpid(), "url": listeners.loopback_url})
-    path = options.state_folder.path_of("phalanx.db")
-    Head(options, single_head_resources(options.state_folder, listeners, lambda: SqliteStore(path))).run()
+    records, history = options.state_folder.path_of("phalanx.db"), options.state_folder.path_of("history.db")
+    resources = single_head_resources(
+        options.state_folder, listeners, lambda: SqliteStore(records), lambda: HistoryFile(history)
+    )
+    Head(options, resources).run()
 
 
 def limit_malloc_arenas() -> None:
@@ -166,6 +171,9 @@ class Head:
             device_facts=device_speed_facts,
         )
         self._usage = UsageRecorder(world, self._store, self._telemetry, self._clock, waits=controller.waits)
+        self._history = HistoryRecorder(resources.open_history(), self._clock)
+        self._telemetry.sample_listeners.append(self._history.add_samples)
+        self._telemetry.step_listeners.append(self._history.add_steps)
         self._driver = ControllerDriver(
             controller=controller,
             store=self._store,
@@ -192,6 +200,7 @@ class Head:
         found = [engine.discover(known, live) for engine in self._engines]
         self._driver.start(leases_until_s=self._long_leases_until_s())
         self._usage.start(self._driver.report)
+        self._history.start()
         try:
             self._anchors.check_not_truncated(self._driver.audit_tip)
             self._bootstrap()
@@ -218,6 +227,7 @@ class Head:
                 blobs=FileBlobs(self._files("blobs")),
                 mailboxes=self._mailboxes,
                 telemetry=self._telemetry,
+                history=self._history,
                 usage_hours=self._usage.hours,
                 usage_spans=self._usage.spans,
                 attempt_use=self._usage.attempt_use,
@@ -391,6 +401,7 @@ class Head:
         """Shut down in order. If jobs run, all nodes continue without the head; otherwise they end with it."""
         running = bool(self._driver.controller.world.attempts)
         self._usage.stop()
+        self._history.stop()
         self._driver.stop()
         self._anchors.record(self._driver.audit_tip)
         for engine in self._engines:

@@ -16,6 +16,7 @@ from phalanx.app.leader_elector import LeaderElector
 from phalanx.app.state_folder import StateFolder
 from phalanx.core.errors import Conflict
 from phalanx.ports.engine import Engine
+from phalanx.ports.history import HistoryStore
 from phalanx.ports.store import Store
 
 LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
@@ -67,6 +68,7 @@ class HeadResources:
     salt: StoredJoinSalt
     files_root: str
     open_store: Callable[[], Store]
+    open_history: Callable[[], HistoryStore]
     default_engine: Engine | None = None
     elector: LeaderElector | None = None
     leases_until_s: float = 0.0
@@ -86,7 +88,9 @@ def bind_listeners(port: int, listen: ListenAddress | None) -> Listeners:
     return Listeners(loopback=inner, external=outer, listen=replace(listen, port=outer.getsockname()[1]))
 
 
-def single_head_resources(home: StateFolder, listeners: Listeners, open_store: Callable[[], Store]) -> HeadResources:
+def single_head_resources(
+    home: StateFolder, listeners: Listeners, open_store: Callable[[], Store], open_history: Callable[[], HistoryStore]
+) -> HeadResources:
     """Return the resources of a single head, without a shared store."""
     return HeadResources(
         head_id=secrets.token_hex(8),
@@ -95,6 +99,7 @@ def single_head_resources(home: StateFolder, listeners: Listeners, open_store: C
         salt=StoredJoinSalt.stored(home),
         files_root=home.path,
         open_store=open_store,
+        open_history=open_history,
     )
 
 

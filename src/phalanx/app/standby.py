@@ -39,6 +39,7 @@ from phalanx.core.errors import TryLater
 from phalanx.node.logs.log_format import log_with_timeout
 from phalanx.node.membership import running_attempts
 from phalanx.ports.election import Election, ElectionUnavailable, HeadRecord
+from phalanx.ports.history import HistoryStore
 from phalanx.ports.store import Store
 
 if TYPE_CHECKING:
@@ -269,6 +270,7 @@ class StandbyHead:
             salt=SharedJoinSalt(value=shared.get(_SALT, ""), election=self._open_election),
             files_root=self._options.shared_files or self._home.path,
             open_store=lambda: self._store(tenure.term),
+            open_history=lambda: self._history(tenure.term),
             default_engine=self._engine,
             elector=self._campaign,
             leases_until_s=self._clock.boottime_s() + previous_leases_s(before) + MARGIN_S,
@@ -280,6 +282,12 @@ class StandbyHead:
         from phalanx.store.sql.postgres.store import PostgresStore
 
         return PostgresStore(leading_dsn(self._options.store, self._head_id), term=term)
+
+    def _history(self, term: int) -> HistoryStore:
+        from phalanx.store.sql.postgres.election import leading_dsn
+        from phalanx.store.sql.postgres.history_table import HistoryTable
+
+        return HistoryTable(leading_dsn(self._options.store, self._head_id), term=term)
 
     def _restart_process(self, _why: str) -> None:
         """Replace this process by a new one with the same arguments. Descriptors close on exec; the nodes of this machine continue."""

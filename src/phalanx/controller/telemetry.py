@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -22,7 +22,7 @@ from phalanx.core.accounting.usage_states import StepActivity, UsageState, large
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
 from phalanx.core.jsonline import finite_float, parse_object
 from phalanx.core.state.events import CheckpointFailed, ProgressReported
-from phalanx.core.work.pace import PACE_STEPS_MIN, StepPace
+from phalanx.core.work.pace import PACE_STEPS_MIN, StepPace, StepTime
 from phalanx.wire.api.jobs import Progress
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
@@ -67,6 +67,7 @@ class _Track:
     waits: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
     paused: bool = False
     announced: bool = False
+    new_steps: list[StepTime] = field(default_factory=list)  # that no listener has received
     progressed_at_s: float = -math.inf  # when the last `ProgressReported` was emitted
 
 
@@ -83,13 +84,13 @@ class Telemetry:
     """Newest samples and progress.
 
     Attributes:
-        on_samples: called with the samples of a supervisor.
-        on_steps: called with a job whose ranks reported something.
+        sample_listeners: called with the samples of a supervisor.
+        step_listeners: called with a job whose ranks reported something, and its new steps.
     """
 
     def __init__(self) -> None:
-        self.on_samples: Callable[[SamplesRequest], None] = lambda _: None
-        self.on_steps: Callable[[JobId], None] = lambda _: None
+        self.sample_listeners: list[Callable[[SamplesRequest], None]] = []
+        self.step_listeners: list[Callable[[JobId, Sequence[StepTime]], None]] = []
         self._lock = threading.Lock()
         self._samples: OrderedDict[NodeId, dict[SupervisorId, SamplesRequest]] = OrderedDict()
         self._tracks: OrderedDict[JobId, _Track] = OrderedDict()
@@ -113,7 +114,8 @@ class Telemetry:
             self._index(request.node_id, newest, present=True)
             if len(self._samples) > NODES_MAX:
                 self._index(*self._samples.popitem(last=False), present=False)
-        self.on_samples(request)
+        for listener in self.sample_listeners:
+            listener(request)
 
     def put_steps(
         self, job_id: JobId, epoch: Epoch, node_rank: int, data: bytes
@@ -137,7 +139,9 @@ class Telemetry:
             *lines, partial = (track.partial + data).split(b"\n")
             track.partial = partial if len(partial) <= REPORT_BYTES_MAX else b""
             events = [_read(job_id, track, report) for line in lines if (report := parse_object(line)) is not None]
-        self.on_steps(job_id)
+            steps, track.new_steps = track.new_steps, []
+        for listener in self.step_listeners:
+            listener(job_id, steps)
         return [event for event in events if event is not None]
 
     def progress(self, job_id: JobId) -> Progress | None:
@@ -318,10 +322,13 @@ def _read_step(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progress
     loss, tokens = report.get("loss"), report.get("tokens")
     # JSON has no NaN: a loss of NaN is left out.
     track.loss = finite_float(loss)
+    seconds = None
     if isinstance(begin_ns, int) and isinstance(end_ns, int) and end_ns >= begin_ns:
         track.steps.append((begin_ns, end_ns, tokens if isinstance(tokens, int) else None))
         track.waits.append(_wait_shares(report, end_ns - begin_ns))
         track.reported += 1
+        seconds = (end_ns - begin_ns) / 1e9
+    track.new_steps.append(StepTime(step, when_s, seconds, track.loss))
     if 0 <= track.at_s - track.progressed_at_s < PROGRESSED_EVERY_S:
         return None
     track.progressed_at_s = track.at_s

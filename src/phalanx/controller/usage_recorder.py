@@ -31,6 +31,7 @@ from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.records import ATTEMPT_USES, USAGE_HOURS, USAGE_MARKS
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt_use import AttemptUse
+from phalanx.core.work.pace import StepTime
 from phalanx.core.work.usage_hour import USAGE_MARK, UsageHour, UsageMark
 from phalanx.ports.clock import Clock
 from phalanx.ports.store import Store
@@ -82,7 +83,8 @@ class UsageRecorder:
         self._monitor = WasteMonitor(self._accountant)
         self._monitor.apply((*world.queues.values(), *world.jobs.values()), (), self._stored_ms)
         self._reported_idle: tuple[IdleJob, ...] = ()  # as the controller knows them
-        telemetry.on_samples, telemetry.on_steps = self._on_samples, self._on_steps
+        telemetry.sample_listeners.append(self._on_samples)
+        telemetry.step_listeners.append(self._on_steps)
 
     def committed(self, result: StepResult) -> None:
         """Take what a step committed. Costs one append."""
@@ -228,7 +230,7 @@ class UsageRecorder:
         self._accountant.add_samples(request, now_ms)
         self._attempt_uses.add_samples(request, now_ms)
 
-    def _on_steps(self, job_id: JobId) -> None:
+    def _on_steps(self, job_id: JobId, _steps: Sequence[StepTime]) -> None:
         steps = self._telemetry.step_activity(job_id)  # as of now: the thread comes to it later
         if steps is not None:
             self._inbox.append(partial(self._accountant.steps_reported, job_id, steps, self._now_ms()))

@@ -75,6 +75,7 @@ class _Head(Collector):
         yield from _fleet(nodes)
         yield from self._loop()
         yield from _waste(self._runtime.services.waste())
+        yield from self._history()
         yield from self._devices(nodes)
 
     def _jobs(self) -> Iterator[Metric]:
@@ -120,6 +121,29 @@ class _Head(Collector):
             family_open = GaugeMetricFamily(name, text)
             family_open.add_metric([], gauge)
             yield family_open
+
+    def _history(self) -> Iterator[Metric]:
+        services = self._runtime.services
+        if services.history is None:
+            return
+        found = services.history.health()
+        for name, text, value in (
+            ("phalanx_history_bytes", "Space that the history of devices and jobs takes.", found.size_bytes),
+            (
+                "phalanx_history_failing",
+                "1 while history cannot be stored; jobs are not affected.",
+                bool(found.problem),
+            ),
+            ("phalanx_history_lost_hours", "Hours of nodes dropped because history could not be stored.", found.lost),
+            (
+                "phalanx_history_stored_age_seconds",
+                "Time since history was last stored.",
+                max(0.0, services.clock.now_s() - found.stored_s),
+            ),
+        ):
+            family = GaugeMetricFamily(name, text)
+            family.add_metric([], value)
+            yield family
 
     def _devices(self, nodes: list[Node]) -> Iterator[Metric]:
         families = {name: GaugeMetricFamily(name, text, labels=_LABELS) for name, text in _DCGM.items()}

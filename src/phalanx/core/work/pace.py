@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from phalanx.core.ids import Epoch
 
@@ -13,6 +13,15 @@ PACE_STEPS_MIN: Final = (
 STEP_MAX_S: Final = 86_400.0  # a program may report anything
 COUNT_MAX: Final = 1 << 53  # steps and tokens that a float holds exactly
 PACES_KEPT: Final = 8  # on a job: the newest attempts
+
+
+class StepTime(NamedTuple):
+    """One step as rank 0 reported it. `at_s`: Unix time of its end; `seconds`: its length, None if unknown."""
+
+    step: int
+    at_s: float
+    seconds: float | None
+    loss: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

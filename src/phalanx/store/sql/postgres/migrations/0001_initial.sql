@@ -116,3 +116,16 @@ CREATE TABLE shared (
     name  text COLLATE "C" PRIMARY KEY,
     value text NOT NULL
 );
+
+-- The history of devices, nodes and jobs, in compressed chunks (ports.history). It is not truth, and no record refers to it.
+CREATE TABLE history_chunks (
+    kind    smallint NOT NULL,
+    series  text COLLATE "C" NOT NULL,
+    begin_s bigint NOT NULL,
+    pending boolean NOT NULL,
+    data    bytea NOT NULL,
+    PRIMARY KEY (kind, series, begin_s)
+);
+ALTER TABLE history_chunks ALTER COLUMN data SET STORAGE EXTERNAL; -- it is compressed already
+CREATE INDEX history_chunks_by_time ON history_chunks (kind, begin_s);
+CREATE INDEX history_chunks_pending ON history_chunks (kind, begin_s) WHERE pending;
