@@ -312,6 +312,7 @@ SHARDS: tuple[Shard, ...] = (
             "tests/e2e/test_engine_errors.py",
             "tests/e2e/test_tutorial.py",
             "tests/e2e/test_retention.py",
+            "tests/e2e/test_history.py",
         ),
         sources=("cli", "client", "api", "app", "node"),
     ),

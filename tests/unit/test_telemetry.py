@@ -189,3 +189,12 @@ def test_a_device_is_as_its_newest_supervisor_says():
     live.put_samples(seat("old", 1.0, (0, "1", 0.5)))
     live.put_samples(seat("new", 2.0, (0, "1", 1.0)))
     assert live.utilization("1") == 1.0
+
+
+def test_steps_of_a_stored_stream_are_no_new_steps():
+    live, told = Telemetry(), []
+    live.step_listeners.append(lambda job_id, steps: told.append((job_id, [one.step for one in steps])))
+    live.put_steps("1", 1, 0, line(step=7), replayed=True)
+    live.put_steps("1", 1, 0, line(step=8))
+    assert told == [("1", []), ("1", [8])]
+    assert live.progress("1").step == 8

@@ -6,7 +6,7 @@ plotext draws on one figure of the module, so a chart is complete when its funct
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,10 +62,12 @@ def line_chart(
     height: int,
     marks: Sequence[ChartMarker] = (),
     blocks: bool = True,
+    x_text: Callable[[float], str] = "{:.0f}".format,
+    y_text: Callable[[float], str] = "{:.2f}".format,
 ) -> list[Text]:
     """Draw a chart of `width` columns and `height` rows, axes included. Later series lie on top.
 
-    `blocks`: whether the encoding has braille and box characters; otherwise the chart is ASCII.
+    `blocks`: whether the encoding has braille and box characters; otherwise the chart is ASCII. `x_text`, `y_text`: the labels of the axes.
     """
     plotext = _cleared(width, height)
     plotext.xlim(limits.x_low, limits.x_high)
@@ -73,9 +75,10 @@ def line_chart(
     plotext.xaxes(True, False)
     plotext.yaxes(True, False)
     middle = (limits.x_low + limits.x_high) / 2
-    plotext.xticks(sorted({round(x) for x in (limits.x_low, middle, limits.x_high)}))
+    ticks = sorted({round(x) for x in (limits.x_low, middle, limits.x_high)})
+    plotext.xticks(ticks, [x_text(x) for x in ticks])
     labelled = [limits.y_low, (limits.y_low + limits.y_high) / 2, limits.y_high]
-    plotext.yticks(labelled, [f"{y:.2f}" for y in labelled])
+    plotext.yticks(labelled, [y_text(y) for y in labelled])
     rows = max(1, height - 2)  # without the axis and its labels
     for number, mark in enumerate(marks):
         plotext.vline(mark.x, _colour(mark.colour))

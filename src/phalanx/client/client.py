@@ -17,6 +17,7 @@ from phalanx.client.channels import ChannelsApi
 from phalanx.client.cost import CostApi
 from phalanx.client.energy import EnergyApi
 from phalanx.client.exec_sessions import ExecApi
+from phalanx.client.history import HistoryApi
 from phalanx.client.jobs import JobsApi
 from phalanx.client.licences import LicencesApi
 from phalanx.client.nodes import NodesApi
@@ -58,6 +59,7 @@ class Client(
     UsageApi,
     EnergyApi,
     CostApi,
+    HistoryApi,
 ):
     """Client of one cluster. Thread-safe.
 

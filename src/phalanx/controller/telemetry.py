@@ -118,11 +118,12 @@ class Telemetry:
             listener(request)
 
     def put_steps(
-        self, job_id: JobId, epoch: Epoch, node_rank: int, data: bytes
+        self, job_id: JobId, epoch: Epoch, node_rank: int, data: bytes, *, replayed: bool = False
     ) -> list[ProgressReported | CheckpointFailed]:
         """Parse new bytes of a `steps-<node rank>` stream, in the order written; return events for the controller.
 
         Only node rank 0 counts, since rank 0 runs there. An incomplete last line waits for its rest; invalid lines are skipped.
+        `replayed`: the bytes are of a stored stream, so that its steps are not new.
         """
         if node_rank != 0:
             return []
@@ -141,7 +142,7 @@ class Telemetry:
             events = [_read(job_id, track, report) for line in lines if (report := parse_object(line)) is not None]
             steps, track.new_steps = track.new_steps, []
         for listener in self.step_listeners:
-            listener(job_id, steps)
+            listener(job_id, () if replayed else steps)
         return [event for event in events if event is not None]
 
     def progress(self, job_id: JobId) -> Progress | None:

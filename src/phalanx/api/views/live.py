@@ -86,11 +86,11 @@ def progress_of(services: HeadServices, job: Job, attempt: Attempt | None) -> Pr
     end = services.logs.end(key)
     if end == 0:
         return None
-    services.telemetry.put_steps(job.id, attempt.epoch, 0, services.logs.read(key, 0, _EDGE_BYTES))
+    services.telemetry.put_steps(job.id, attempt.epoch, 0, services.logs.read(key, 0, _EDGE_BYTES), replayed=True)
     if end > _EDGE_BYTES:
         tail = services.logs.read(key, max(_EDGE_BYTES, end - _EDGE_BYTES), _EDGE_BYTES)
         # The newline ends the line that the first part left incomplete. The partial line at the start of the tail is ignored.
-        services.telemetry.put_steps(job.id, attempt.epoch, 0, b"\n" + tail)
+        services.telemetry.put_steps(job.id, attempt.epoch, 0, b"\n" + tail, replayed=True)
     return services.telemetry.progress(job.id)
 
 

@@ -25,6 +25,7 @@ from phalanx.cli.terminal import strip_control, terminal
 from phalanx.client.tls import fetch_ca
 from phalanx.core.errors import BadRequest, NotSignedIn, PhalanxError, Unreachable
 from phalanx.core.fleet.node import NodeState
+from phalanx.core.units import format_bytes
 from phalanx.node import membership as records
 from phalanx.ports.engine import Membership
 from phalanx.web.command_hints import render_hint
@@ -118,6 +119,7 @@ def _head_findings(home: str) -> Iterator[Finding]:
     try:
         yield _token(head)
         yield _nodes(head)
+        yield _history(head)
         if record is not None:
             yield _listen_address(home)
     except NotSignedIn as error:
@@ -186,6 +188,20 @@ def _token(head: Client) -> Finding:
     me = head.me()
     scope = f", restricted to {' '.join(me.scope)}" if me.scope else ""
     return Finding(what="token", level=Severity.OK, says=f"valid for user {me.user}, role {me.role}{scope}")
+
+
+def _history(head: Client) -> Finding:
+    status = head.history_status()
+    if status.problem:
+        return Finding(
+            what="history",
+            level=Severity.WARN,
+            says=f"not stored: {status.problem}; jobs are not affected",
+            mend="free some space, or see head.log",
+        )
+    return Finding(
+        what="history", level=Severity.OK, says=f"{format_bytes(status.size_bytes)} of nodes, devices and jobs"
+    )
 
 
 def _nodes(head: Client) -> Finding:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.cluster import mig, power, reservations, spares, topology
+from phalanx.cli.cluster import mig, node_history, power, reservations, spares, topology
 from phalanx.cli.command_groups import list_group
 from phalanx.cli.completion import complete_nodes
 from phalanx.cli.connection import connect
@@ -104,6 +104,7 @@ nodes.add_command(topology.label)
 nodes.add_command(spares.spares_command)
 nodes.add_command(mig.mig_command)
 nodes.add_command(power.power_command)
+nodes.add_command(node_history.history)
 nodes.add_command(reservations.reserve)
 nodes.add_command(reservations.unreserve)
 nodes.add_command(reservations.reservations)

@@ -14,6 +14,7 @@ from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
 from phalanx.cli.jobs.array_page import array_view
 from phalanx.cli.jobs.grants_note import grants_note
+from phalanx.cli.jobs.job_curves import PLOTS, check_output, plot_lines, write_plot
 from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.jobs.ps import waiting_reason, waste_text
 from phalanx.cli.jobs.service_page import service_view
@@ -24,7 +25,7 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.core.accounting.advice.evidence import Advice
 from phalanx.core.accounting.usage_summary import GpuSeconds, UsageSummary
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.resources import amount_time_text
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_bytes, format_duration
@@ -52,15 +53,40 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
 @click.command(name="show")
 @JOB_ARGUMENT
 @click.option("--story", "whole_history", is_flag=True, help="Print the whole history, not only the newest lines.")
+@click.option("--plot", type=click.Choice(PLOTS), default=None, help="Draw a curve of its steps instead.")
+@click.option("--output", metavar="FILE", default=None, help="Write the curve as .svg or .png.")
 @list_options
-def show_(job: str, whole_history: bool, as_json: bool, watch: bool) -> None:
-    """Show one job or service: history, attempts, nodes of the ranks, checkpoints, usage."""
+def show_(job: str, whole_history: bool, plot: str | None, output: str | None, as_json: bool, watch: bool) -> None:
+    """Show one job or service: history, attempts, nodes of the ranks, checkpoints, usage; or a curve of its steps."""
+    if output is not None and plot is None:
+        raise BadRequest("--output needs --plot", hint="--plot loss --output loss.svg")
+    if output is not None:
+        check_output(output)
     head = connect()
+    if plot is not None:
+        _show_curve(head, resolve_job(head, job), plot, output, as_json=as_json, watch=watch)
+        return
     if find_service(head, job) is not None:
         show_list(lambda: service_view(head.service(job.strip()), time.time()), as_json=as_json, watch=watch)
         return
     job_id = resolve_job(head, job)
     show_list(lambda: _shown(head, job_id, whole_history=whole_history), as_json=as_json, watch=watch)
+
+
+def _show_curve(head: Client, job_id: str, plot: str, output: str | None, *, as_json: bool, watch: bool) -> None:
+    if output is not None:
+        print(write_plot(head.job_curves(job_id), plot, output))
+        return
+
+    def fetch() -> ListView:
+        found = head.job_curves(job_id)
+        return ListView(
+            value=found,
+            lines=lambda screen: plot_lines(found, plot, screen),
+            next_command=f"phalanx show {job_id}",
+        )
+
+    show_list(fetch, as_json=as_json, watch=watch)
 
 
 def _shown(head: Client, job_id: str, *, whole_history: bool) -> ListView:

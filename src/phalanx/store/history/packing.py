@@ -1,7 +1,7 @@
 """Chunks of history as bytes: differences along the time, split into low and high bytes, compressed by zlib as runs.
 
 Differences of a steady value are zero, and those of a noisy one small, so the high bytes are runs of zeros. zlib's strategy RLE is within a
-few percent of its best, for a tenth of the time (docs/decisions/0062). zlib's checksum covers everything.
+few percent of its best, for a tenth of the time (docs/decisions/0066). zlib's checksum covers everything.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ import { h, render } from "./vendor/preact.js";
 import htm from "./vendor/htm.js";
 import { useEffect, useState } from "./vendor/preact-hooks.js";
 import { effect, signal } from "./vendor/signals.js";
+import { choices, drawCurve } from "./curves.js";
 import { confirmed } from "./dialog.js";
 import { ask, path } from "./head.js";
 import { watchOutput } from "./output.js";
@@ -11,7 +12,6 @@ import { duration, moment, refresh } from "./tables.js";
 
 const html = htm.bind(h);
 const WHY_MS = 5000; // at most one explanation in this time: each computes what would start the job
-const STEPS_MAX = 20000;
 const BAD = /fail|lost|died|dead|down|timeout|timed|crash|hang|killed|refused|broken|unhealthy|evict/;
 const GOOD = /^(running|succeeded|ready|resumed|placed|released|saved|checkpoint)/;
 const WARN = /held|preempt|requeue|cancel|drain|shrunk|slow|wait|stop/;
@@ -184,40 +184,32 @@ async function showTime(place) {
   );
 }
 
-/** Draw loss and step time by step, if the job reports steps. */
+/** Draw loss, step time and goodput, if the job reports steps: of the whole job, or of its end. */
 async function showCurves(place) {
-  const steps = [];
-  let [after, more] = ["", true];
-  while (more && steps.length < STEPS_MAX) {
-    const page = await ask(`${route}/steps?limit=5000&after=${encodeURIComponent(after)}`);
-    steps.push(...page.steps);
-    [after, more] = [page.cursor, page.more];
-  }
-  if (steps.length < 2) return;
-  const { default: Plot } = await import("./vendor/uplot.js");
-  const sheet = document.createElement("link");
-  sheet.rel = "stylesheet";
-  sheet.href = new URL("./vendor/uplot.css", import.meta.url).href;
-  document.head.append(sheet);
-  const newest = new Map(steps.map((one) => [one.step, one])); // a repeated step counts once, as it ran last
-  const rows = [...newest.values()].sort((a, b) => a.step - b.step);
-  const curves = [
-    ["Loss", rows.filter((one) => one.loss !== null), (one) => one.loss],
-    ["Seconds a step", rows.filter((one) => one.end_ns > one.begin_ns), (one) => (one.end_ns - one.begin_ns) / 1e9],
-  ].filter(([, points]) => points.length > 1);
-  if (!curves.length) return;
+  const found = await ask(`${route}/history`);
+  if (found.step.length < 2) return;
   const title = document.createElement("h2");
   title.textContent = "Curves";
   const box = document.createElement("div");
-  box.className = "curves";
-  place.replaceChildren(title, box);
-  const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  for (const [name, points, value] of curves) {
-    const one = document.createElement("div");
-    box.append(one);
-    const axis = { stroke: ink("--soft"), grid: { stroke: ink("--line") }, ticks: { stroke: ink("--line") } };
-    const width = Math.min(560, box.clientWidth - 20);
-    const series = [{ label: "Step" }, { label: name, stroke: ink("--accent"), width: 1.5, points: { show: false } }];
-    new Plot({ title: name, width, height: 220, scales: { x: { time: false } }, series, axes: [axis, { ...axis, size: 60 }] }, [points.map((p) => p.step), points.map(value)], one);
-  }
+  const draw = async (span) => {
+    const fresh = document.createElement("div");
+    fresh.className = "curves";
+    box.replaceChildren(fresh);
+    const from = found.end_s.at(-1) - span;
+    const first = Math.min(found.step.length - 2, found.end_s.findIndex((at) => at >= from));
+    const cut = (values) => values.slice(first);
+    const number = (value) => `${+value.toPrecision(4)}`;
+    for (const [name, lines, show, top] of [
+      ["Loss", [["last", found.loss_last], ...(found.steps_per_point > 1 ? [["least", found.loss_min], ["most", found.loss_max]] : [])], number],
+      ["Seconds a step", [["mean", found.step_s], ...(found.steps_per_point > 1 ? [["most", found.step_s_max]] : [])], number],
+      ["Goodput", [["since the start", found.goodput]], (value) => `${+(100 * value).toFixed(1)} %`, 1],
+    ]) {
+      if (lines[0][1].some((value) => value !== null))
+        await drawCurve(fresh, { title: name, xs: cut(found.step), lines: lines.map(([label, values]) => [label, cut(values)]), show, time: false, top });
+    }
+  };
+  const length = found.end_s.at(-1) - found.end_s[0];
+  const spans = [["Whole job", Infinity], ["Last day", 86400], ["Last hour", 3600], ["Last 10 minutes", 600]].filter(([, span]) => span === Infinity || span < length);
+  place.append(title, ...(spans.length > 1 ? [choices("Span of the curves", spans, Infinity, draw)] : []), box);
+  if (spans.length === 1) await draw(Infinity);
 }

@@ -1,6 +1,7 @@
-// A node: cordon, drain and undrain, for operators.
+// A node: its curves; cordon, drain and undrain, for operators.
 import { actionBar } from "./actions.js";
 import { actions, path } from "./head.js";
+import { showHistory } from "./history.js";
 
 const COMMANDS = [
   ["Cordon", "drain", "No new jobs start on this node; those that run stay.", { cordon_only: true }],
@@ -9,8 +10,9 @@ const COMMANDS = [
 ];
 
 export function start() {
-  if (!actions.has("operate")) return;
   const live = document.getElementById("live");
+  showHistory(live.dataset.node, live);
+  if (!actions.has("operate")) return;
   const command = ([title, verb, text, body]) => ({
     title,
     text,
