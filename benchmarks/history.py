@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.figures import Figure, argument_parser, plain_figure, print_progress, print_report
 from phalanx.core.ids import JobId, NodeId, SupervisorId
-from phalanx.core.work.pace import StepTime
+from phalanx.core.work.pace import TimedStep
 from phalanx.ports.history import ChunkKind
 from phalanx.store.history.levels import DAY_S, HOUR_S, LEVELS, STEP_S
 from phalanx.store.history.metrics import DEVICE_METRICS, NODE_METRICS
@@ -184,7 +184,7 @@ def measure_jobs(path: str) -> list[Figure]:
     recorder = HistoryRecorder(store, clock)
     noise = np.random.default_rng(3).normal(0, 0.02, 1_000_000)
     steps = [
-        StepTime(step, BEGIN + 0.5 * step, 0.4 + 0.01 * (step % 7), 10 / (1 + step / 1000) + float(noise[step]))
+        TimedStep(step, BEGIN + 0.5 * step, 0.4 + 0.01 * (step % 7), 10 / (1 + step / 1000) + float(noise[step]))
         for step in range(noise.size)
     ]
     before = time.process_time()

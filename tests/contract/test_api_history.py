@@ -6,7 +6,7 @@
 import pytest
 
 from phalanx.core.ids import SupervisorId
-from phalanx.core.work.pace import StepTime
+from phalanx.core.work.pace import TimedStep
 from phalanx.store.history.levels import DAY_S
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
 from tests.contract.api_head import Supervisor
@@ -131,7 +131,7 @@ def test_an_answer_about_a_large_node_is_below_a_megabyte(head, call, span_s):
 def test_the_curves_of_a_job_are_there_after_its_end(head, call):
     job_id = call.submit()
     assert call("viewer", "GET", f"/v1/jobs/{job_id}/history").json()["step"] == []
-    steps = [StepTime(step, 1e9 + step, 0.5, 9.0 if step == 700 else 1.0) for step in range(1000)]
+    steps = [TimedStep(step, 1e9 + step, 0.5, 9.0 if step == 700 else 1.0) for step in range(1000)]
     head.history.add_steps(job_id, steps)
     found = call("viewer", "GET", f"/v1/jobs/{job_id}/history").json()
     assert (found["steps_per_point"], found["step"][-1], len(found["step"])) == (4, 999, 250)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from phalanx.core.work.pace import StepTime
+from phalanx.core.work.pace import TimedStep
 from phalanx.store.history.job_curves import POINTS_MAX, JobCurve
 from phalanx.store.history.metrics import (
     DEVICE_METRICS,
@@ -94,7 +94,7 @@ LOSSES = st.lists(st.one_of(st.none(), st.floats(-10, 10)), min_size=1, max_size
 def test_a_curve_keeps_first_last_least_and_most(losses, stride):
     curve = JobCurve()
     for number, loss in enumerate(losses):
-        curve.add(StepTime(number * stride, float(number), 0.5, loss))
+        curve.add(TimedStep(number * stride, float(number), 0.5, loss))
     known = [loss for loss in losses if loss is not None]
     points = JobCurve.unpack(curve.pack()).points
     assert len(points) <= POINTS_MAX
@@ -113,7 +113,7 @@ def test_repeated_steps_count_as_they_ran_last(steps, again):
     again = min(again, steps)
     curve = JobCurve()
     for step in [*range(steps), *range(again, steps)]:
-        curve.add(StepTime(step, float(step), 1.0, float(step)))
+        curve.add(TimedStep(step, float(step), 1.0, float(step)))
     assert round(sum(point.steps for point in curve.points)) == steps
     assert round(sum(point.seconds for point in curve.points)) == steps
     assert curve.points[-1].last_step == steps - 1

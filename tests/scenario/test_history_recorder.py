@@ -5,7 +5,7 @@ import math
 import pytest
 
 from phalanx.core.ids import JobId, NodeId, SupervisorId
-from phalanx.core.work.pace import StepTime
+from phalanx.core.work.pace import TimedStep
 from phalanx.ports.history import ChunkKind, HistoryUnavailable
 from phalanx.store.history.levels import DAY_S
 from phalanx.store.history.memory import MemoryHistory
@@ -172,14 +172,14 @@ def test_the_step_follows_the_span(span_s, step_s):
 def test_the_curve_of_a_job_outlives_the_head():
     clock, store = Clock(), MemoryHistory()
     recorder = HistoryRecorder(store, clock)
-    steps = [StepTime(step, DAY + step, 0.8, 10.0 - step / 100) for step in range(600)]
+    steps = [TimedStep(step, DAY + step, 0.8, 10.0 - step / 100) for step in range(600)]
     recorder.add_steps(JobId("7"), steps)
     recorder.turn(everything=True)
     after = HistoryRecorder(store, clock)
     found = after.job_curve(JobId("7"))
     assert found is not None
     assert (found.points[0].loss_first, found.points[-1].loss_last) == (10.0, steps[-1].loss)
-    after.add_steps(JobId("7"), [StepTime(600, DAY + 600.0, 0.8, 1.0)])
+    after.add_steps(JobId("7"), [TimedStep(600, DAY + 600.0, 0.8, 1.0)])
     again = after.job_curve(JobId("7"))
     assert again is not None
     assert again.points[-1].last_step == 600

@@ -22,7 +22,7 @@ from phalanx.core.accounting.usage_states import StepActivity, UsageState, large
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
 from phalanx.core.jsonline import finite_float, parse_object
 from phalanx.core.state.events import CheckpointFailed, ProgressReported
-from phalanx.core.work.pace import PACE_STEPS_MIN, StepPace, StepTime
+from phalanx.core.work.pace import PACE_STEPS_MIN, StepPace, TimedStep
 from phalanx.wire.api.jobs import Progress
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
@@ -67,7 +67,7 @@ class _Track:
     waits: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
     paused: bool = False
     announced: bool = False
-    new_steps: list[StepTime] = field(default_factory=list)  # that no listener has received
+    new_steps: list[TimedStep] = field(default_factory=list)  # that no listener has received
     progressed_at_s: float = -math.inf  # when the last `ProgressReported` was emitted
 
 
@@ -90,7 +90,7 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.sample_listeners: list[Callable[[SamplesRequest], None]] = []
-        self.step_listeners: list[Callable[[JobId, Sequence[StepTime]], None]] = []
+        self.step_listeners: list[Callable[[JobId, Sequence[TimedStep]], None]] = []
         self._lock = threading.Lock()
         self._samples: OrderedDict[NodeId, dict[SupervisorId, SamplesRequest]] = OrderedDict()
         self._tracks: OrderedDict[JobId, _Track] = OrderedDict()
@@ -329,7 +329,7 @@ def _read_step(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progress
         track.waits.append(_wait_shares(report, end_ns - begin_ns))
         track.reported += 1
         seconds = (end_ns - begin_ns) / 1e9
-    track.new_steps.append(StepTime(step, when_s, seconds, track.loss))
+    track.new_steps.append(TimedStep(step, when_s, seconds, track.loss))
     if 0 <= track.at_s - track.progressed_at_s < PROGRESSED_EVERY_S:
         return None
     track.progressed_at_s = track.at_s

@@ -31,7 +31,7 @@ from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.records import ATTEMPT_USES, USAGE_HOURS, USAGE_MARKS
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt_use import AttemptUse
-from phalanx.core.work.pace import StepTime
+from phalanx.core.work.pace import TimedStep
 from phalanx.core.work.usage_hour import USAGE_MARK, UsageHour, UsageMark
 from phalanx.ports.clock import Clock
 from phalanx.ports.store import Store
@@ -230,7 +230,7 @@ class UsageRecorder:
         self._accountant.add_samples(request, now_ms)
         self._attempt_uses.add_samples(request, now_ms)
 
-    def _on_steps(self, job_id: JobId, _steps: Sequence[StepTime]) -> None:
+    def _on_steps(self, job_id: JobId, _steps: Sequence[TimedStep]) -> None:
         steps = self._telemetry.step_activity(job_id)  # as of now: the thread comes to it later
         if steps is not None:
             self._inbox.append(partial(self._accountant.steps_reported, job_id, steps, self._now_ms()))

@@ -15,7 +15,7 @@ COUNT_MAX: Final = 1 << 53  # steps and tokens that a float holds exactly
 PACES_KEPT: Final = 8  # on a job: the newest attempts
 
 
-class StepTime(NamedTuple):
+class TimedStep(NamedTuple):
     """One step as rank 0 reported it. `at_s`: Unix time of its end; `seconds`: its length, None if unknown."""
 
     step: int

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
-from phalanx.core.work.pace import StepTime
+from phalanx.core.work.pace import TimedStep
 from phalanx.store.history.packing import DamagedChunk
 
 POINTS_MAX: Final = 256
@@ -59,7 +59,7 @@ class JobCurve:
         self.points: list[CurvePoint] = list(points)
         self.width = width
 
-    def add(self, one: StepTime) -> None:
+    def add(self, one: TimedStep) -> None:
         """Add a step."""
         if not 0 <= one.step < _STEP_MAX:
             return
@@ -139,7 +139,7 @@ def goodput(points: Sequence[CurvePoint], held: Sequence[tuple[float, float]]) -
     return found
 
 
-def _point(one: StepTime) -> CurvePoint:
+def _point(one: TimedStep) -> CurvePoint:
     loss = math.nan if one.loss is None else one.loss
     length = math.nan if one.seconds is None else one.seconds
     known = one.seconds is not None

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from phalanx.core.ids import JobId, NodeId
-from phalanx.core.work.pace import StepTime
+from phalanx.core.work.pace import TimedStep
 from phalanx.ports.clock import Clock
 from phalanx.ports.history import ChunkKind, HistoryStore, HistoryUnavailable, StoredChunk
 from phalanx.store.history.job_curves import JobCurve
@@ -88,7 +88,7 @@ class HistoryRecorder:
         """Record the samples of a node, which arrived now."""
         self._inbox.append(partial(self._hours.add, request, self._now_s()))
 
-    def add_steps(self, job_id: JobId, steps: Sequence[StepTime]) -> None:
+    def add_steps(self, job_id: JobId, steps: Sequence[TimedStep]) -> None:
         """Record steps of a job."""
         if steps:
             self._inbox.append(partial(self._add_steps, job_id, steps))
@@ -209,7 +209,7 @@ class HistoryRecorder:
                     break
         return found
 
-    def _add_steps(self, job_id: JobId, steps: Sequence[StepTime]) -> None:
+    def _add_steps(self, job_id: JobId, steps: Sequence[TimedStep]) -> None:
         found = self._curves.get(job_id)
         if found is None:
             try:
