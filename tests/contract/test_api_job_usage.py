@@ -69,7 +69,7 @@ def test_the_usage_of_a_job_has_what_was_measured_beside_what_it_asked_for(head,
     (node,) = measured["nodes"]
     assert (node["memory_peak_bytes"], node["busy_cpus"]) == (GIB, pytest.approx(1.0, rel=0.05))
     assert found["summary"]["measured_by"] == "attempts"
-    assert {one["check"]: one["flag"] for one in found["advice"]} == {"unused_gpus": "--gpus 1"}
+    assert {one["check"]: one["settings"] for one in found["advice"]} == {"unused_gpus": [["gpus", "1"]]}
     assert found["advice"][0]["gpu_hours"] == pytest.approx(0.25, rel=0.02)
     assert found["no_advice"] == ""
 
@@ -117,7 +117,11 @@ def test_advice_outlives_the_head_that_measured(tmp_path):
         second.clock.ahead_s = first.clock.ahead_s
         after = usage(call, job_id)
     second.close()
-    assert [one["flag"] for one in before["advice"]] == ["--gpus 1"] == [one["flag"] for one in after["advice"]]
+    assert (
+        [one["settings"] for one in before["advice"]]
+        == [[["gpus", "1"]]]
+        == [one["settings"] for one in after["advice"]]
+    )
     assert after["measured"]["devices"] == before["measured"]["devices"]
 
 

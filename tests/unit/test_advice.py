@@ -20,12 +20,13 @@ from phalanx.core.accounting.advice.evidence import (
     SaveEvidence,
     Topic,
 )
-from phalanx.core.accounting.advice.flags import memory_flag, time_flag
+from phalanx.core.accounting.advice.settings import memory_setting, time_setting
 from phalanx.core.accounting.advice.table import CHECKS, advise
 from phalanx.core.fleet.mig import MigProfile
 from phalanx.core.ids import JobId
 from phalanx.core.units import GIB, parse_duration_s, parse_memory_bytes
 from phalanx.core.work.gpus import parse_gpus
+from phalanx.web.command_hints import option_text
 
 HOUR = 3600.0
 SLICE = MigProfile(
@@ -207,7 +208,7 @@ CASES = [
 @pytest.mark.parametrize(("what", "job", "check", "flag"), CASES, ids=[case[0] for case in CASES])
 def test_a_check_speaks_from_its_threshold_on(what, job, check, flag):
     found = advise(job)
-    assert [(one.check, one.flag) for one in found] == ([(check, flag)] if check else [])
+    assert [(one.check, option_text(one)) for one in found] == ([(check, flag)] if check else [])
 
 
 def test_every_check_has_cases_that_it_speaks_in():
@@ -277,11 +278,11 @@ jobs = st.builds(
 @given(jobs)
 def test_advice_never_contradicts_itself_and_the_command_line_reads_every_option(job):
     found = advise(job)
-    options = [word for one in found for word in shlex.split(one.flag) if word.startswith("--")]
+    options = [word for one in found for word in shlex.split(option_text(one)) if word.startswith("--")]
     assert len(options) == len(set(options)), found
     for one in found:
-        if one.flag.startswith("--"):
-            run.make_context("run", [*shlex.split(one.flag), "--", "true"])
+        if option_text(one).startswith("--"):
+            run.make_context("run", [*shlex.split(option_text(one)), "--", "true"])
         assert 0.0 <= one.gpu_hours <= job.gpu_s / HOUR + 1e-9
         assert "None" not in one.measured
 
@@ -295,13 +296,13 @@ def test_each_check_decides_something_and_those_of_a_part_wait_for_the_loader():
 
 @pytest.mark.parametrize("seconds", [600, 2999, 3000, 3001, 35_999, 36_000, 36_001, 400_000])
 def test_a_time_limit_has_its_margin_and_little_more(seconds):
-    limit_s = parse_duration_s(time_flag(seconds).removeprefix("--time "))
+    limit_s = parse_duration_s(time_setting(seconds)[1])
     assert seconds * 1.2 <= limit_s <= seconds * 1.2 + 3600
 
 
 @pytest.mark.parametrize("peak", [1, 100 << 20, GIB * 5 // 6, GIB, 77 * GIB + 1])
 def test_a_memory_request_has_its_margin_and_little_more(peak):
-    wanted = parse_memory_bytes(memory_flag(peak).removeprefix("--memory "))
+    wanted = parse_memory_bytes(memory_setting(peak)[1])
     assert max(512 << 20, peak * 1.2) <= wanted <= peak * 1.2 + GIB
 
 

@@ -68,6 +68,8 @@ class HintCode(enum.Enum):
     )
     MIG_PROFILES = "mig-profiles", "{profiles}"
     LIST_LICENCES = "list-licences", "list the licences"
+    LIST_CHANNELS = "list-channels", "list the channels"
+    SHOW_RETENTION = "show-retention", "look at its progress"
     SET_LICENCE = "set-licence", "set licence {licence} to {seats} seats"
     OFFER_EXTRAS = (
         "offer-extras",

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Final
 
+from phalanx.core.accounting.advice.evidence import Advice
 from phalanx.core.hints import Hint, HintCode
 
 RENDERINGS: Final[Mapping[HintCode, str]] = {
@@ -51,6 +52,8 @@ RENDERINGS: Final[Mapping[HintCode, str]] = {
     HintCode.SWITCH_MIG_ON: "an operator: phalanx nodes drain NODE, nvidia-smi -i GPU -mig 1, then start the node again (docs/mig.md)",
     HintCode.MIG_PROFILES: "{profiles}; `phalanx nodes mig` lists the profiles of each model",
     HintCode.LIST_LICENCES: "phalanx licences lists them",
+    HintCode.LIST_CHANNELS: "phalanx channels lists them",
+    HintCode.SHOW_RETENTION: "phalanx retention shows its progress",
     HintCode.SET_LICENCE: "phalanx licences set {licence} {seats}",
     HintCode.OFFER_EXTRAS: "nodes offer it with phalanx up|join --offers {name}=AMOUNT; a licence: phalanx licences set {name} SEATS; --allow-never submits it anyway",
     HintCode.LIST_POOLS: "phalanx pools lists them",
@@ -134,3 +137,8 @@ def _quoted_value(hint: Hint) -> dict[str, str]:
 def error_line(message: str, hint: str) -> str:
     """Return an error as one line: `message (hint)`."""
     return f"{message} ({render_hint(hint)})" if hint else message
+
+
+def option_text(advice: Advice) -> str:
+    """What advice says to write: the options of `phalanx run`, or a piece of the program."""
+    return advice.code or " ".join(f"--{key.replace('_', '-')} {value}" for key, value in advice.settings)

@@ -12,6 +12,7 @@ from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
 from phalanx.web.attempts import attempts_timeline
 from phalanx.web.cells import live, moment, number, state_word
+from phalanx.web.command_hints import option_text
 from phalanx.web.document import Viewer, document
 from phalanx.web.html import Html, element, facts, join, link, page_path, table
 from phalanx.wire.api.audit import AuditLineView
@@ -157,7 +158,7 @@ def job_page(
     body = join(shown, tried, element("h2", "History"), lines)
     shown_live = element("div", body, id="live", data_job=job.id, data_may_change="yes" if may_change else None)
     output = element("div", element("h2", "Output"), logs, id="output")
-    tips = [element("li", element("code", one.flag), f": {one.change}. {one.measured}.") for one in advice]
+    tips = [element("li", element("code", option_text(one)), f": {one.change}. {one.measured}.") for one in advice]
     shown_advice = element("div", element("h2", "Advice"), element("ul", tips), id="advice") if tips else None
     return document("job", f"Job {job.id} {job.name}", shown_live, shown_advice, output, viewer=viewer)
 

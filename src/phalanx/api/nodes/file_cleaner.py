@@ -19,6 +19,7 @@ from typing import Final
 from phalanx.api.services import HeadServices
 from phalanx.core.access.audit import AuditCall
 from phalanx.core.errors import Conflict, PhalanxError
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, TokenId, UserId
 from phalanx.core.state.events import RecordRemovedFiles
 from phalanx.core.state.records import RETENTION, REVISIONS
@@ -89,7 +90,7 @@ class FileCleaner:
         """
         with self._lock:
             if self._run is not None and self._run.ended_s is None:
-                raise Conflict("another run removes files at the moment", hint="phalanx retention shows its progress")
+                raise Conflict("another run removes files at the moment", hint=Hint(HintCode.SHOW_RETENTION))
             number = 1 if self._run is None else self._run.number + 1
             run = self._run = _Run(number=number, request=request, began_s=self._services.clock.now_s())
         threading.Thread(target=self._work, args=(run,), name="file-cleaner", daemon=True).start()

@@ -12,6 +12,7 @@ from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.routes.people import check_name
 from phalanx.api.runtime import ApiRuntime, caller_of, run_in_thread, runtime_of
 from phalanx.core.errors import BadRequest, NotFound
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ProjectId
 from phalanx.core.state.events import PutChannel, RemoveChannel
 from phalanx.core.state.records import CHANNELS
@@ -42,7 +43,7 @@ async def put_channel(request: Request, name: str) -> Response:
     if len(body.url) > URL_MAX:
         raise BadRequest(f"the URL of a channel has at most {URL_MAX} characters")
     if body.project and body.project not in {one.id for one in await run_in_thread(runtime.services.store.projects)}:
-        raise NotFound(f"no project {body.project[:60]!r}", hint="phalanx projects")
+        raise NotFound(f"no project {body.project[:60]!r}", hint=Hint(HintCode.LIST_PROJECTS))
     channel = Channel(
         id=check_name(name, "channel"),
         url=body.url,
@@ -75,6 +76,6 @@ async def test_channel(request: Request, name: str) -> Response:
 def _test(runtime: ApiRuntime, name: str, user: str) -> None:
     channel = runtime.services.store.record(CHANNELS, name)
     if channel is None:
-        raise NotFound(f"no channel {name[:60]!r}", hint="phalanx channels")
+        raise NotFound(f"no channel {name[:60]!r}", hint=Hint(HintCode.LIST_CHANNELS))
     body = f"This is a test of channel {name}, sent by {user}."
     runtime.channel_sender.notifier.send(channel.url, Message(title="Phalanx: test", body=body))

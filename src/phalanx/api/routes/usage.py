@@ -18,6 +18,7 @@ from phalanx.core.accounting.state_ledger import UsageSpan
 from phalanx.core.accounting.usage_report import UsageKey, UsageSum, sum_by_period, sum_usage
 from phalanx.core.accounting.usage_states import UsageState
 from phalanx.core.errors import BadRequest, NotFound
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId
 from phalanx.core.work.users import Action
 from phalanx.core.work.waste_terms import WASTE_STATES
@@ -87,7 +88,7 @@ async def node_usage(request: Request, node_id: NodeId) -> Response:
 def _node_usage(services: HeadServices, node_id: NodeId) -> NodeUsageView:
     spans = services.usage_spans(node_id)
     if not spans:
-        raise NotFound(f"node {node_id} is not known", hint="`phalanx nodes` lists the nodes")
+        raise NotFound(f"node {node_id} is not known", hint=Hint(HintCode.LIST_NODES))
     return NodeUsageView(node=node_id, spans=[_span(index, span) for index, span in spans])
 
 

@@ -14,6 +14,7 @@ from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.units import format_bytes, format_duration
+from phalanx.web.command_hints import option_text
 from phalanx.wire.api.usage import JobUsageView, MeasuredUseView
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def usage_page(found: JobUsageView, screen: Terminal) -> list[str]:
 
 def advice_lines(advice: Sequence[Advice], *, most: int | None = None) -> list[str]:
     """Return one line for each piece of advice. The option comes first: a narrow screen cuts the end."""
-    return [strip_control(f"{one.flag}: {one.change}. {one.measured}.") for one in advice[:most]]
+    return [strip_control(f"{option_text(one)}: {one.change}. {one.measured}.") for one in advice[:most]]
 
 
 def _advice(found: JobUsageView, screen: Terminal) -> list[str]:
@@ -72,7 +73,10 @@ def _advice(found: JobUsageView, screen: Terminal) -> list[str]:
     lines = []
     for one in found.advice:
         saved = f" (saves {_number(one.gpu_hours)} GPU-hours)" if one.gpu_hours >= 0.01 else ""
-        lines += [strip_control(f"{one.measured}."), f"    {one.change}{saved}: {screen.paint(one.flag, 'bold')}"]
+        lines += [
+            strip_control(f"{one.measured}."),
+            f"    {one.change}{saved}: {screen.paint(option_text(one), 'bold')}",
+        ]
     return lines
 
 

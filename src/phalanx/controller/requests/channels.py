@@ -7,6 +7,7 @@ from typing import Final
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict, NotFound
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.state.events import MarkChannels, PutChannel, RemoveChannel
 from phalanx.core.state.records import CHANNEL_MARKS, CHANNELS
 from phalanx.core.work.channel import Channel
@@ -31,7 +32,7 @@ def put_channel(context: StepContext, request: PutChannel) -> None:
 def remove_channel(context: StepContext, request: RemoveChannel) -> None:
     """Remove a channel, and what is recorded of it."""
     if request.name not in context.world.table(CHANNELS):
-        raise NotFound(f"no channel {request.name!r}", hint="phalanx channels")
+        raise NotFound(f"no channel {request.name!r}", hint=Hint(HintCode.LIST_CHANNELS))
     context.change.remove(CHANNELS, request.name)
     context.change.remove(CHANNEL_MARKS, request.name)
     context.add_history("channel_removed", f"channel {request.name} was removed", by=request.by)

@@ -100,8 +100,7 @@ def list_jobs(look: SqlReader, wanted: JobFilter) -> list[Job]:
         return []
     seqs = " UNION ALL ".join(parts)
     order = f"seq {way}" if wanted.order is JobOrder.NUMBER else f"value {way}, seq {way}"
-    sql = reads["jobs_of_seqs"].format(seqs=seqs, column=column, way=way, order=order)
-    found = list(look.execute(sql, (*bound, limit)))
+    found = look.execute(reads["jobs_of_seqs"].format(seqs=seqs, column=column, way=way, order=order), (*bound, limit))
     return [decode(JOBS, doc, crc) for doc, crc in found]
 
 
@@ -134,13 +133,13 @@ def _index(look: SqlReader, wanted: JobFilter, state: JobState) -> str:
     """The index that SQLite shall use for a state's part: it has no statistics to choose among several."""
     equalities = _equalities(wanted)
     order = wanted.order.attribute
-    if "matches" not in look.dialect.reads or wanted.ended_since_s is not None:
+    reads = look.dialect.reads
+    if "matches" not in reads or wanted.ended_since_s is not None:
         return ""
     if not equalities or (len(equalities) == 1 and order in ("seq", "state", equalities[0][0])):
         return ""
     for name, value in equalities:
-        sql = look.dialect.reads["matches"].format(column=f'"{name}"')
-        found = list(look.execute(sql, (state.value, value, _FEW)))
+        found = list(look.execute(reads["matches"].format(column=f'"{name}"'), (state.value, value, _FEW)))
         if not found or found[0][0] < _FEW:
             return f" INDEXED BY jobs_by_{name}"
     walked = equalities[0][0] if order in ("seq", "state") else order

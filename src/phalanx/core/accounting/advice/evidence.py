@@ -79,7 +79,7 @@ class SaveEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuKind:
-    """A GPU model of the fleet: its name in `--gpus`, and its memory."""
+    """A GPU model of the fleet: its name in a request, and its memory."""
 
     model: str
     memory_bytes: int
@@ -172,12 +172,14 @@ class Advice:
         check: its name in the table of checks.
         measured: what was found, with numbers.
         change: what to do.
-        flag: exactly what to write; it replaces the options of the same name.
+        settings: exactly what to write: keys of a job file, which replace those of the same name, each with its value.
+        code: what to write in the program instead; "" if it is settings.
         gpu_hours: of this run, that it would have saved.
     """
 
     check: str
     measured: str
     change: str
-    flag: str
+    settings: tuple[tuple[str, str], ...] = ()
+    code: str = ""
     gpu_hours: float = 0.0

@@ -7,7 +7,15 @@ from typing import Final
 
 from phalanx.core.accounting.activity import IDLE_BELOW
 from phalanx.core.accounting.advice.evidence import Advice, JobEvidence
-from phalanx.core.accounting.advice.flags import MARGIN, cpus_flag, gpus_flag, memory_flag, part_flag, percent
+from phalanx.core.accounting.advice.settings import (
+    MARGIN,
+    Setting,
+    cpus_setting,
+    gpus_setting,
+    memory_setting,
+    part_setting,
+    percent,
+)
 from phalanx.core.accounting.usage_states import LARGER_PART, UsageState
 from phalanx.core.units import format_bytes, format_duration
 
@@ -43,7 +51,7 @@ def unused_gpus(job: JobEvidence) -> Advice | None:
             check="unused_gpus",
             measured=found,
             change="run it without a GPU, or find out why it does not use one",
-            flag="--gpus 0",
+            settings=(("gpus", "0"),),
             gpu_hours=saved,
         )
     if not job.fixed:
@@ -52,18 +60,18 @@ def unused_gpus(job: JobEvidence) -> Advice | None:
         check="unused_gpus",
         measured=f"{idle} of {len(means)} GPUs did nothing: {span} at most",
         change="ask for those that it uses",
-        flag=_flag_for_used(job, len(means) - idle),
+        settings=_settings_for_used(job, len(means) - idle),
         gpu_hours=saved,
     )
 
 
-def _flag_for_used(job: JobEvidence, used: int) -> str:
-    """The options for so many GPUs: on one node where they fit, with the CPUs and the memory of all of them."""
+def _settings_for_used(job: JobEvidence, used: int) -> tuple[Setting, ...]:
+    """The request for so many GPUs: on one node where they fit, with the CPUs and the memory of all of them."""
     each, size = len(job.nodes[0].devices), min(node.gpus for node in job.nodes)
     if len(job.nodes) == 1 or used <= 1 or used > size:
-        return gpus_flag(job.gpus, used, nodes=1 if len(job.nodes) == 1 and job.gpus.nodes else None)
-    host = _host_flags(job, used / max(1, each))
-    return gpus_flag(job.gpus, used) if host is None else " ".join([gpus_flag(job.gpus, used, nodes=1), *host])
+        return (gpus_setting(job.gpus, used, nodes=1 if len(job.nodes) == 1 and job.gpus.nodes else None),)
+    host = _host_settings(job, used / max(1, each))
+    return (gpus_setting(job.gpus, used),) if host is None else (gpus_setting(job.gpus, used, nodes=1), *host)
 
 
 def spread_over_nodes(job: JobEvidence) -> Advice | None:
@@ -75,7 +83,7 @@ def spread_over_nodes(job: JobEvidence) -> Advice | None:
     if any(len(node.devices) >= size for node in job.nodes):
         return None
     fewer = next((count for count in range(ceil(total / size), nodes) if total % count == 0), None)
-    host = None if fewer is None else _host_flags(job, nodes / fewer)
+    host = None if fewer is None else _host_settings(job, nodes / fewer)
     if fewer is None or host is None:
         return None
     waits = job.by_state.get(UsageState.COMMUNICATING, 0.0)
@@ -87,16 +95,16 @@ def spread_over_nodes(job: JobEvidence) -> Advice | None:
         check="spread_over_nodes",
         measured=f"It ran on {nodes} nodes with {each} {'GPU' if each == 1 else 'GPUs'} each; a node has {size}{talk}",
         change="use one node" if fewer == 1 else f"use {fewer} nodes",
-        flag=" ".join([gpus_flag(job.gpus, total, nodes=fewer), *host]),
+        settings=(gpus_setting(job.gpus, total, nodes=fewer), *host),
         gpu_hours=waits / _HOUR_S if talk else 0.0,
     )
 
 
-def _host_flags(job: JobEvidence, factor: float) -> list[str] | None:
+def _host_settings(job: JobEvidence, factor: float) -> list[Setting] | None:
     """CPUs, memory and tasks of each of fewer nodes, where they were asked for; None if a node has not so much."""
-    flags = []
+    settings: list[Setting] = []
     if job.cpus:
-        flags.append(cpus_flag(job.cpus * factor))
+        settings.append(cpus_setting(job.cpus * factor))
         if job.cpus * factor > min(node.cpus for node in job.nodes):
             return None
     if job.memory_bytes:
@@ -104,10 +112,10 @@ def _host_flags(job: JobEvidence, factor: float) -> list[str] | None:
         wanted = job.memory_bytes * factor if peak is None else min(job.memory_bytes, peak * MARGIN) * factor
         if wanted > min(node.memory_bytes for node in job.nodes):
             return None
-        flags.append(memory_flag(wanted / MARGIN))
+        settings.append(memory_setting(wanted / MARGIN))
     if job.tasks_fixed:
-        flags.append(f"--tasks-per-node {ceil(job.tasks_per_node * factor)}")
-    return flags
+        settings.append(("tasks_per_node", str(ceil(job.tasks_per_node * factor))))
+    return settings
 
 
 def waits_for_data(job: JobEvidence) -> Advice | None:
@@ -125,7 +133,7 @@ def waits_for_data(job: JobEvidence) -> Advice | None:
             check="waits_for_data",
             measured=f"{measured}, and {busy:.1f} of {job.cpus} CPUs were busy",
             change="give the loader more CPUs, and as many workers",
-            flag=f"--cpus {wanted}",
+            settings=(("cpus", str(wanted)),),
             gpu_hours=waits / _HOUR_S,
         )
     per_rank = max(2, (job.cpus or room) // max(1, job.tasks_per_node))
@@ -133,7 +141,7 @@ def waits_for_data(job: JobEvidence) -> Advice | None:
         check="waits_for_data",
         measured=measured,
         change="load with more workers and ahead of time, in the script",
-        flag=f"DataLoader(num_workers={per_rank}, prefetch_factor=4)",
+        code=f"DataLoader(num_workers={per_rank}, prefetch_factor=4)",
         gpu_hours=waits / _HOUR_S,
     )
 
@@ -156,7 +164,7 @@ def fits_mig_slice(job: JobEvidence) -> Advice | None:
         check="fits_mig_slice",
         measured=_small(job, mean, memory),
         change=f"use a MIG slice with {format_bytes(profile.memory_bytes)}",
-        flag=f"--gpus {model}.{profile.name}",
+        settings=(("gpus", f"{model}.{profile.name}"),),
         gpu_hours=job.gpu_s * (1 - profile.compute_slices / MIG_COMPUTE_SLICES) / _HOUR_S,
     )
 
@@ -171,7 +179,7 @@ def fits_quarter(job: JobEvidence) -> Advice | None:
         check="fits_quarter",
         measured=_small(job, *need),
         change=f"use a quarter of a GPU, which has {format_bytes(size * PART)}",
-        flag=part_flag(job.gpus, "1/4"),
+        settings=(part_setting(job.gpus, "1/4"),),
         gpu_hours=job.gpu_s * (1 - PART) / _HOUR_S,
     )
 
@@ -188,7 +196,7 @@ def too_powerful(job: JobEvidence) -> Advice | None:
         check="too_powerful",
         measured=_small(job, *need),
         change=f"use a lesser GPU, with {format_bytes(kind.memory_bytes)}",
-        flag=f"--gpus {kind.model}:1",
+        settings=(("gpus", f"{kind.model}:1"),),
     )
 
 
@@ -211,7 +219,7 @@ def low_utilization(job: JobEvidence) -> Advice | None:
         check="low_utilization",
         measured=f"{count} GPUs were used {percent(mean)} on average, with {format_bytes(peak)} of memory at most",
         change="fewer GPUs have room for it",
-        flag=_flag_for_used(job, fewer),
+        settings=_settings_for_used(job, fewer),
         gpu_hours=job.gpu_s * (1 - fewer / count) / _HOUR_S,
     )
 

@@ -6,7 +6,7 @@ from math import ceil
 from typing import Final
 
 from phalanx.core.accounting.advice.evidence import Advice, JobEvidence
-from phalanx.core.accounting.advice.flags import MARGIN, cpus_flag, memory_flag, percent, time_flag
+from phalanx.core.accounting.advice.settings import MARGIN, cpus_setting, memory_setting, percent, time_setting
 from phalanx.core.units import GIB, format_bytes, format_duration
 
 ZERO_CPUS_BELOW: Final = 0.01
@@ -43,7 +43,7 @@ def idle_nodes(job: JobEvidence) -> Advice | None:
         check="idle_nodes",
         measured=f"{idle} of {len(busy)} nodes used no CPU in {format_duration(job.run_s)}",
         change="ask for those that it uses, or start its tasks on all",
-        flag=f"--nodes {len(busy) - idle}",
+        settings=(("nodes", str(len(busy) - idle)),),
     )
 
 
@@ -58,7 +58,7 @@ def serial_code(job: JobEvidence) -> Advice | None:
         check="serial_code",
         measured=f"{busy:.2f} of {job.cpus} CPUs were busy on average: the program seems to use one core",
         change="ask for one",
-        flag="--cpus 1",
+        settings=(("cpus", "1"),),
     )
 
 
@@ -76,14 +76,14 @@ def spread_cpus(job: JobEvidence) -> Advice | None:
     fewer = max(ceil(nodes * job.cpus / room), ceil(wanted / memory))
     if fewer >= nodes:
         return None
-    flags = [f"--nodes {fewer}", cpus_flag(nodes * job.cpus / fewer)]
-    flags += [memory_flag(peak * nodes / fewer)] if job.memory_bytes else []
-    flags += [f"--tasks-per-node {ceil(nodes * job.tasks_per_node / fewer)}"] if job.tasks_fixed else []
+    settings = [("nodes", str(fewer)), cpus_setting(nodes * job.cpus / fewer)]
+    settings += [memory_setting(peak * nodes / fewer)] if job.memory_bytes else []
+    settings += [("tasks_per_node", str(ceil(nodes * job.tasks_per_node / fewer)))] if job.tasks_fixed else []
     return Advice(
         check="spread_cpus",
         measured=f"It ran on {nodes} nodes with {job.cpus} CPUs each; a node has {room}",
         change="use one node" if fewer == 1 else f"use {fewer} nodes",
-        flag=" ".join(flags),
+        settings=tuple(settings),
     )
 
 
@@ -99,7 +99,7 @@ def low_cpu_use(job: JobEvidence) -> Advice | None:
         check="low_cpu_use",
         measured=f"{busy:.1f} of {job.cpus} CPUs were busy on average ({percent(busy / job.cpus)})",
         change="ask for fewer",
-        flag=cpus_flag(wanted),
+        settings=(cpus_setting(wanted),),
     )
 
 
@@ -118,7 +118,7 @@ def cpus_per_gpu(job: JobEvidence) -> Advice | None:
         check="cpus_per_gpu",
         measured=f"It took {job.cpus} CPUs on a node, of which {busy:.1f} were busy; its GPUs' part is {min(parts):g}",
         change="leave CPUs for the other GPUs",
-        flag=cpus_flag(wanted),
+        settings=(cpus_setting(wanted),),
     )
 
 
@@ -136,7 +136,7 @@ def excess_memory(job: JobEvidence) -> Advice | None:
         check="excess_memory",
         measured=f"It used {format_bytes(peak)} of {format_bytes(asked)} of memory at most ({percent(peak / asked)}){beside}",
         change="ask for less",
-        flag=memory_flag(peak),
+        settings=(memory_setting(peak),),
     )
 
 
@@ -149,7 +149,7 @@ def long_limit(job: JobEvidence) -> Advice | None:
         check="long_limit",
         measured=f"It ended after {format_duration(job.held_s)} of a time limit of {format_duration(limit_s)}",
         change="a shorter limit starts sooner: it fits into gaps",
-        flag=time_flag(job.held_s),
+        settings=(time_setting(job.held_s),),
     )
 
 
@@ -166,7 +166,7 @@ def saves_too_often(job: JobEvidence) -> Advice | None:
         check="saves_too_often",
         measured=f"{_saves(saves.count)} stalled training for {percent(share)} of the time; the optimum is one every {format_duration(saves.wanted_s)}",
         change="save less often",
-        flag=_every_steps(saves.wanted_s, saves.step_s),
+        code=_every_steps(saves.wanted_s, saves.step_s),
         gpu_hours=max(0.0, share - better) * job.gpu_s / 3600,
     )
 
@@ -183,7 +183,7 @@ def saves_too_rarely(job: JobEvidence) -> Advice | None:
             check="saves_too_rarely",
             measured=f"It reported no checkpoint in {format_duration(saves.trained_s)}: a failure loses all of it",
             change="let it save, at the interval that costs least",
-            flag="phalanx.torch.checkpoint(model, optimizer)",
+            code="phalanx.torch.checkpoint(model, optimizer)",
         )
     if saves.count < SAVES_MIN or not saves.wanted_s or saves.interval_s < SAVE_FACTOR * saves.wanted_s:
         return None
@@ -191,7 +191,7 @@ def saves_too_rarely(job: JobEvidence) -> Advice | None:
         check="saves_too_rarely",
         measured=f"It saved every {format_duration(saves.interval_s)}; the optimum is every {format_duration(saves.wanted_s)}",
         change="save more often",
-        flag=_every_steps(saves.wanted_s, saves.step_s),
+        code=_every_steps(saves.wanted_s, saves.step_s),
     )
 
 
