@@ -48,7 +48,7 @@ export async function drawCurve(box, { title, xs, lines, show, time, top }) {
 /** A row of buttons, of which one is pressed; `choose` is called with its value, now and at each press. */
 export function choices(label, options, chosen, choose) {
   const bar = document.createElement("div");
-  bar.className = "actions";
+  bar.className = "buttons spans";
   bar.setAttribute("role", "group");
   bar.setAttribute("aria-label", label);
   const buttons = options.map(([text, value]) => {
