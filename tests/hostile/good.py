@@ -135,6 +135,19 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 "fold": "true",
             }
         ),
+        **dict.fromkeys(
+            (
+                "list_nodes",
+                "list_reservations",
+                "list_pools",
+                "list_licences",
+                "list_users",
+                "list_projects",
+                "list_tokens",
+                "list_queues",
+            ),
+            Good(query={"after": ""}),
+        ),
         "list_waste": Good(query={"kind": "idle", "early": True, "limit": 10}),
         "energy_report": Good(query={"since_s": 1.0, "until_s": 1e10, "by": "job", "limit": 10}),
         "usage_report": Good(query={"since_s": 1.0, "until_s": 1e10, "by": "job", "limit": 10}),
@@ -223,6 +236,9 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
             }
         ),
         "put_licence": Good(body={"seats": 20}),
+        "put_retention": Good(body={"periods_s": {"logs": 7_776_000.0, "uploads": 604_800.0}}),
+        "start_retention_run": Good(body={"older_than_s": 2_592_000.0, "kinds": ["logs"], "dry_run": True}),
+        "put_channel": Good(body={"url": "json://127.0.0.1:9/hook", "project": "default", "topics": ["jobs"]}),
         "put_pool": Good(
             body={
                 "provider": "virtual",
