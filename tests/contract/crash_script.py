@@ -5,6 +5,7 @@ python -m tests.contract.crash_script store|postgres|deposed|logs|blobs FOLDER (
 
 import hashlib
 import sys
+from math import inf
 
 from phalanx.ports.logs import stream_key
 from phalanx.store.blobs.files import FileBlobs
@@ -88,7 +89,11 @@ def write_blobs(folder):
     say(0)
     for number in range(ROUNDS):
         blobs.put(digest(number), iter(archive(number)))
+        assert blobs.has(digest(number))
         say(number + 1)
+    for number in range(ROUNDS, 2 * ROUNDS):  # and some that nobody needs
+        blobs.put(digest(number), iter(archive(number)))
+        blobs.remove_unused(digest(number), before_s=inf)
 
 
 PARTS = {

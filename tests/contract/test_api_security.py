@@ -217,7 +217,8 @@ def test_every_whole_number_in_a_query_is_bounded(head, call):
         for number in (10**24, 2**53 + 1, -1):
             reply = call(role, method, f"{path}?{name}={number}")
             assert (reply.status_code, name) == (400, name), (path, reply.text)
-            assert refusal(reply)[1] == "bad_request"
+            if path.startswith("/v1/"):  # a page of the dashboard is refused with a page
+                assert refusal(reply)[1] == "bad_request"
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs/{}/steps?rank=", "/v1/jobs/{}/logs?rank="])

@@ -160,4 +160,5 @@ def test_every_kind_of_command_is_obeyed_or_named():
         commands.DeleteCheckpoints,
         commands.SaveNow,
         commands.RunSleepHook,
+        commands.LimitPower,  # of the devices of a node, whatever runs there
     }

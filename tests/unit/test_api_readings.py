@@ -7,7 +7,9 @@ from collections import Counter
 from types import SimpleNamespace
 
 from phalanx.api.routes import nodes, queues
+from phalanx.api.services import ApiLimits
 from phalanx.controller.telemetry import Telemetry
+from phalanx.controller.waste_monitor import WasteNow
 from phalanx.core.access.caller import Caller
 from phalanx.core.resources import Resources
 from phalanx.core.work.attempt import AttemptState
@@ -57,6 +59,8 @@ def head_with(folder, jobs_of_each_state, queue_names=("default",)):
         ),
         version="1",
         output_root="/outputs",
+        limits=ApiLimits(),
+        waste=WasteNow,
     )
 
 

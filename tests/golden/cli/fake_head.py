@@ -6,6 +6,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from phalanx.wire.api.history import HistoryStatus
 from phalanx.wire.api.jobs import JobList
 from phalanx.wire.api.nodes import NodeList
 from phalanx.wire.api.output import LogsReply
@@ -48,6 +49,8 @@ class FakeHead:
         match method, path:
             case "GET", "/v1/health":
                 return {"status": "ok", "version": "0.1.0", "head_id": "h1"}
+            case "GET", "/v1/history":
+                return HistoryStatus(problem="", size_bytes=1 << 20, stored_s=1.0, lost=0)
             case "GET", "/v1/heads":
                 return {"heads": []}
             case "GET", "/v1/me":
