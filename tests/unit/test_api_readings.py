@@ -59,7 +59,7 @@ def head_with(folder, jobs_of_each_state, queue_names=("default",)):
         ),
         version="1",
         output_root="/outputs",
-        limits=ApiLimits(),
+        limits=ApiLimits(answer_bytes=2_000_000),
         waste=WasteNow,
     )
 
