@@ -126,6 +126,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_drills.py::test_planned_stop_of_the_head_is_not_noticed_by_a_job_even_past_the_lease",
     "tests/e2e/test_energy.py",
     "tests/e2e/test_hangs.py",
+    "tests/e2e/test_history.py",
     "tests/e2e/test_head.py::test_a_job_with_the_number_of_a_job_that_a_restore_lost_has_none_of_its_output",
     "tests/e2e/test_head.py::test_another_fleet_leaves_no_ghosts_of_the_one_before",
     "tests/e2e/test_head.py::test_head_that_was_stopped_for_longer_than_a_lease_declares_nobody_dead",
