@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.failpoints import FailureMode, arm
 from phalanx.ports.store import Batch
 from phalanx.torch import checkpoint_folder as folders
 from phalanx.wire import manifest
@@ -198,6 +199,21 @@ def test_the_policy_removes_files_every_hour(head, call, supervisor):
     assert stored(head, old) == ["outputs"]
     cleaner.sweep()
     assert cleaner.newest_run().number == 2  # not before the next hour
+
+
+@pytest.mark.parametrize("point", ["outputs.delete.remove", "outputs.delete_owners.remove", "logs.delete.remove"])
+def test_a_removal_that_stops_is_completed_by_the_next_run(head, call, supervisor, point):
+    old = finished(head, call, supervisor)
+    owners = Path(head.output_root, ".from", f"{head.store.job(old).folder}.json")
+    owners.parent.mkdir(exist_ok=True)
+    owners.write_text("{}")
+    head.clock.ahead_s += 40 * DAY_S
+    arm(point, FailureMode.ERROR)
+    call("admin", "POST", "/v1/retention/runs", {"older_than_s": 30 * DAY_S})
+    until(lambda: call("operator", "GET", "/v1/retention").json()["run"]["ended_s"])
+    assert call("operator", "GET", "/v1/retention").json()["run"]["error"]
+    clean(call)
+    assert (stored(head, old), owners.exists()) == ([], False)
 
 
 def test_one_run_at_a_time(head, call, supervisor):

@@ -27,7 +27,13 @@ LISTENS = "tls."  # of a head that listens off 127.0.0.1
 # Not of a head: each with its reason.
 NOT_PASSED = {
     "history.aside.rename": "only of a damaged file; tests/contract/test_history_store.py damages one",
-    "logs.delete.remove": "no head deletes logs yet; tests/contract/test_store_crash.py kills a process there",
+    "history.drop.rows": "only of chunks that are days old; history is no record, and losing it loses no job",
+    "history.keep.rows": "only of curves past their number; the same",
+    "logs.delete.remove": "only of jobs that ended long ago; tests/contract/test_store_crash.py kills a process there",
+    "outputs.delete.remove": "only of jobs that ended long ago; tests/contract/test_api_retention.py stops a removal there",
+    "outputs.delete_owners.remove": "the same",
+    "blobs.unused.remove": "only of uploads that are days old; tests/contract/test_store_crash.py kills a process there",
+    "blobs.used.touch": "of an upload that is there already; tests/contract/test_store_crash.py kills a process there",
 }
 # Passed by other programs than a head on SQLite that serves on its own nodes. A head on PostgreSQL is killed in test_kill_points_postgres.py, one
 # that brings Ray in test_kill_points_ray.py, an upgrade in tests/contract/test_store_upgrade.py, backup and restore in test_backups.py.

@@ -28,7 +28,11 @@ OURS = ("postgres.", "election.", "files.")
 FRESH = ("postgres.open.", "postgres.migrate.", "election.prepare.", "election.open.", "files.")
 # A head passes the first only where another has taken its term, and would begin anew within a second; the second never, for it is elected and
 # brings its term along. tests/contract/test_store_crash.py kills processes at both.
-ELSEWHERE = ("postgres.commit.rollback", "postgres.open.term")
+OLD = (
+    "postgres.history.drop",
+    "postgres.history.keep",
+)  # only of chunks that are days old; losing history loses no job
+ELSEWHERE = ("postgres.commit.rollback", "postgres.open.term", *OLD)
 UPGRADING = ("election.prepare.leads",)  # who leads is only asked before an upgrade
 PASSES = (7, 40)  # a head begins with some statements about who leads, and goes on with one a second
 

@@ -193,9 +193,9 @@ class OutputCopies:
         """
         with self._lock, disk_errors(self._root):
             with contextlib.suppress(FileNotFoundError):
-                remove_tree("outputs.delete", os.path.join(self._root, folder), ignore_errors=False)
-            with contextlib.suppress(FileNotFoundError):
                 remove_file("outputs.delete_owners", os.path.join(self._root, _NOTES, f"{folder}.json"))
+            with contextlib.suppress(FileNotFoundError):  # last: while it exists, the job is found again after a crash
+                remove_tree("outputs.delete", os.path.join(self._root, folder), ignore_errors=False)
 
     def open_file(self, folder: str, path: str) -> int:
         """Open a file for sending, and return its descriptor; the caller closes it.
