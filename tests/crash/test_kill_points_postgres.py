@@ -28,11 +28,9 @@ OURS = ("postgres.", "election.", "files.")
 FRESH = ("postgres.open.", "postgres.migrate.", "election.prepare.", "election.open.", "files.")
 # A head passes the first only where another has taken its term, and would begin anew within a second; the second never, for it is elected and
 # brings its term along. tests/contract/test_store_crash.py kills processes at both.
-OLD = (
-    "postgres.history.drop",
-    "postgres.history.keep",
-)  # only of chunks that are days old; losing history loses no job
-ELSEWHERE = ("postgres.commit.rollback", "postgres.open.term", *OLD)
+# Once a minute, and of chunks that are days old: this load is shorter. History is no record, and losing a minute of it loses no job.
+HISTORY = ("postgres.history.rows", "postgres.history.commit", "postgres.history.drop", "postgres.history.keep")
+ELSEWHERE = ("postgres.commit.rollback", "postgres.open.term", *HISTORY)
 UPGRADING = ("election.prepare.leads",)  # who leads is only asked before an upgrade
 PASSES = (7, 40)  # a head begins with some statements about who leads, and goes on with one a second
 
