@@ -123,3 +123,14 @@ def test_records_are_stored_at_the_end_and_now_and_then_and_go_on_under_the_next
     assert ended == found
     later.tracker.stored([ended], later.now_ms)
     assert later.found() is None
+
+
+def test_an_attempt_that_ends_after_its_record_was_stored_takes_no_memory():
+    one = Sampled()
+    one.sample(0.5)
+    due = one.tracker.to_store(one.now_ms + STORE_EVERY_MS, everything=False)
+    one.tracker.stored(due, one.now_ms)
+    assert one.found() == due[0], "it lives"
+    one.live.clear()  # its node was silent since
+    one.tracker.stored(one.tracker.to_store(one.now_ms, everything=False), one.now_ms)
+    assert one.found() is None

@@ -103,15 +103,14 @@ class AttemptUseTracker:
         ]
 
     def stored(self, records: list[AttemptUse], now_ms: int) -> None:
-        """Note that these are durable; drops those of attempts that ended."""
+        """Note that these are durable; drops those of attempts that ended, also if they were stored before their end."""
         for record in records:
             key = record.job_id, record.epoch
             track = self._tracks.get(key)
-            if track is None:
-                continue
-            track.stored_ms, track.changed = now_ms, track.record(key) != record
-            if not track.changed and self._ended(key):
-                del self._tracks[key]
+            if track is not None:
+                track.stored_ms, track.changed = now_ms, track.record(key) != record
+        for key in [key for key, track in self._tracks.items() if not track.changed and self._ended(key)]:
+            del self._tracks[key]
 
     def _ended(self, key: AttemptKey) -> bool:
         attempt = self._attempt_of(key[0])
