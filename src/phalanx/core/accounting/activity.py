@@ -59,11 +59,6 @@ class ActivityWindow:
         self._empty = False
         self._began = False
 
-    @property
-    def newest_ms(self) -> int | None:
-        """When the newest sample was taken; None before the first."""
-        return self._samples[-1][0] if self._samples else None
-
     def add(self, at_ms: int, utilization: float, *, empty: bool) -> Activity:
         """Add a sample, which covers the time since the one before, and return the activity."""
         samples = self._samples
