@@ -112,7 +112,7 @@ class WasteMonitor:
     # ---- one look -----------------------------------------------------------------------------------------------------
 
     def _parts(self) -> tuple[dict[JobId, list[_Held]], dict[NodeId, list[Part]]]:
-        """The parts that jobs hold, and those of each node that nobody can use: broken or fragmented ones."""
+        """The parts that jobs hold, and those of each node that no job can use: broken or fragmented ones."""
         ledger = self._accountant.ledger
         held: dict[JobId, list[_Held]] = {}
         free: dict[NodeId, list[Part]] = {}

@@ -40,13 +40,13 @@ class Sampler:
     """See the module.
 
     Args:
-        busy: the job on each device index now.
+        job_by_device: the job on each device index now.
         tenants_by_device: whose processes are on each device index now.
-        number: the head's index of a device.
+        head_index: the head's index of a device.
         job_samples: what the processes of each member used.
         on_xids: receives errors of the GPU driver: the device's index here, and the XIDs.
-        pace: the head's renewal interval in seconds; it grows with the fleet, and samples follow it.
-        indices_known: whether `head_index` says them; no energy is reported before that.
+        renew_interval_s: the head's renewal interval in seconds; it grows with the fleet, and samples follow it.
+        indices_known: whether `head_index` knows them; no energy is reported before that.
     """
 
     def __init__(
