@@ -129,7 +129,7 @@ CASES = [
         "--gpus 1x4",
     ),
     # Waits for data for half of the time
-    ("at the share", data_bound(0.5), "waits_for_data", "DataLoader(num_workers=128, prefetch_factor=4)"),
+    ("at the share", data_bound(0.5), "waits_for_data", "DataLoader(num_workers=16, prefetch_factor=4)"),
     ("short of it", data_bound(0.4999), "", ""),
     ("with all its CPUs busy", data_bound(0.8, cpus=4), "waits_for_data", "--cpus 8"),
     ("with 80 % of its CPUs busy", replace(data_bound(0.8, cpus=4), nodes=(node(device(0.3), busy=3.2),)), "waits_for_data", "--cpus 8"),

@@ -136,7 +136,7 @@ def waits_for_data(job: JobEvidence) -> Advice | None:
             settings=(("cpus", str(wanted)),),
             gpu_hours=waits / _HOUR_S,
         )
-    per_rank = max(2, (job.cpus or room) // max(1, job.tasks_per_node))
+    per_rank = max(2, (job.cpus or _cpus_of_its_gpus(job)) // max(1, job.tasks_per_node))
     return Advice(
         check="waits_for_data",
         measured=measured,
@@ -144,6 +144,11 @@ def waits_for_data(job: JobEvidence) -> Advice | None:
         code=f"DataLoader(num_workers={per_rank}, prefetch_factor=4)",
         gpu_hours=waits / _HOUR_S,
     )
+
+
+def _cpus_of_its_gpus(job: JobEvidence) -> int:
+    """The part of a node's CPUs that belongs to the job's GPUs there, of the node where it is least; 0 if unknown."""
+    return min((node.cpus * len(node.devices) // node.gpus for node in job.nodes if node.gpus), default=0)
 
 
 def fits_mig_slice(job: JobEvidence) -> Advice | None:
