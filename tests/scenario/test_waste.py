@@ -133,7 +133,7 @@ def test_an_idle_job_is_an_alarm_within_a_minute_of_its_threshold_and_a_computin
     one.run(60.0)
     assert one.alarms() == {(WasteKind.IDLE, idle)}
     (spell,) = one.monitor.now.spells
-    assert spell.newest.milli == 2000
+    assert (spell.newest.milli, spell.newest.node_gpus) == (2000, 4)
     assert spell.lost == pytest.approx(950 * 2 * 1e6, rel=0.02)
     one.use[idle] = BUSY
     one.run(120.0)

@@ -6,7 +6,7 @@ Time is an argument, in Unix milliseconds. One look costs some microseconds for 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -136,7 +136,21 @@ class WasteMonitor:
                 if kind is not None and kind is not WasteKind.BROKEN:
                     kinds.setdefault(kind, []).append(one)
             for kind, wasted in kinds.items() if job is not None else ():
-                yield _sighting(kind, job, wasted, parts)
+                yield self._sighting(kind, job, wasted, parts)
+
+    def _sighting(
+        self, kind: WasteKind, job: Job | None, wasted: Sequence[_Held], parts: Iterable[_Held]
+    ) -> WasteSighting:
+        nodes = tuple(sorted({one.node for one in wasted}))
+        return WasteSighting(
+            kind=kind,
+            job=job,
+            nodes=nodes,
+            parts=tuple(WastedPart(one.part.milli, one.part.since_ms or 0) for one in wasted),
+            held_milli=sum(one.part.milli for one in parts),
+            model=wasted[0].part.account.model,
+            node_gpus=min(len(self._accountant.ledger.device_indices(node_id)) for node_id in nodes),
+        )
 
     def _crash_loops(self, held: Mapping[JobId, list[_Held]], now_ms: int) -> Iterator[WasteSighting]:
         """Jobs that fail again and again. Between two starts they hold nothing, and are in the loop all the same."""
@@ -202,18 +216,6 @@ class WasteMonitor:
             state = max(policy.states, key=lambda kind: sum(one.part.state.state.value == kind for one in parts))
             idle = IdleJob(job_id=job_id, epoch=job.epoch, state=state, since_ms=since_ms)
             yield Seen((job_id, job.epoch), idle, (WastedPart(0, since_ms),), policy.after_s)
-
-
-def _sighting(kind: WasteKind, job: Job | None, wasted: Iterable[_Held], parts: Iterable[_Held]) -> WasteSighting:
-    wasted = tuple(wasted)
-    return WasteSighting(
-        kind=kind,
-        job=job,
-        nodes=tuple(sorted({one.node for one in wasted})),
-        parts=tuple(WastedPart(one.part.milli, one.part.since_ms or 0) for one in wasted),
-        held_milli=sum(one.part.milli for one in parts),
-        model=wasted[0].part.account.model,
-    )
 
 
 def _fault(node: Node | None) -> str:

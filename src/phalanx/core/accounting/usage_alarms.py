@@ -38,6 +38,7 @@ class WasteSighting:
         parts: that are wasted.
         held_milli: thousandths that the job holds in all; of a node, what it has.
         model: of the first device.
+        node_gpus: of a job, the devices of the smallest of its nodes; 0 if unknown.
         holders: of a node, the jobs on it, the one with the least first.
         why: of a broken node, what is known.
         down, cordoned: the broken node is.
@@ -49,6 +50,7 @@ class WasteSighting:
     parts: tuple[WastedPart, ...]
     held_milli: int
     model: str = ""
+    node_gpus: int = 0
     holders: tuple[JobId, ...] = ()
     why: str = ""
     down: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from phalanx.core.accounting.advice.settings import same_kind_setting
 from phalanx.core.accounting.usage_alarms import WasteSighting
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.resources import MILLI_PER_DEVICE
@@ -40,7 +41,7 @@ def remedy(seen: WasteSighting) -> Hint:
         case WasteKind.HUNG:
             return Hint(HintCode.RESTART_JOB, job=job.id)
         case WasteKind.LOW:
-            return _submit_with("gpus", _less(seen))
+            return _submit_with(*same_kind_setting(job.spec.role.gpus, _less(seen)))
         case WasteKind.DATA_BOUND:
             return _submit_with("cpus", str(_more_cpus(job, seen)))
         case WasteKind.COMMUNICATING:
@@ -72,13 +73,13 @@ def _remedy_of_idle(job: Job, seen: WasteSighting) -> Hint:
         return Hint(code, service=job.replica.service)
     used = seen.held_milli - seen.milli
     if used >= MILLI_PER_DEVICE:
-        return _submit_with("gpus", str(used // MILLI_PER_DEVICE))
+        return _submit_with(*same_kind_setting(job.spec.role.gpus, str(used // MILLI_PER_DEVICE)))
     return Hint(HintCode.CANCEL_JOB, job=job.id)
 
 
 def _remedy_of_communication(job: Job, seen: WasteSighting) -> Hint:
     gpus = seen.held_milli // MILLI_PER_DEVICE
-    if len(seen.nodes) > 1 and gpus == len(seen.nodes):  # one GPU on each of several nodes
+    if 1 < len(seen.nodes) == gpus <= seen.node_gpus:  # one GPU on each of several nodes
         return _submit_with("within", "node")
     if len(seen.nodes) > 1:
         return _submit_with("within", "leaf")

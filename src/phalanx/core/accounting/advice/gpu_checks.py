@@ -13,8 +13,8 @@ from phalanx.core.accounting.advice.settings import (
     cpus_setting,
     gpus_setting,
     memory_setting,
-    part_setting,
     percent,
+    same_kind_setting,
 )
 from phalanx.core.accounting.usage_states import LARGER_PART, UsageState
 from phalanx.core.units import format_bytes, format_duration
@@ -184,7 +184,7 @@ def fits_quarter(job: JobEvidence) -> Advice | None:
         check="fits_quarter",
         measured=_small(job, *need),
         change=f"use a quarter of a GPU, which has {format_bytes(size * PART)}",
-        settings=(part_setting(job.gpus, "1/4"),),
+        settings=(same_kind_setting(job.gpus, "1/4"),),
         gpu_hours=job.gpu_s * (1 - PART) / _HOUR_S,
     )
 

@@ -23,10 +23,10 @@ def gpus_setting(request: GpuRequest, total: int, *, nodes: int | None = None) -
     return "gpus", str(replace(request, total=total, nodes=nodes, per_node=per_node))
 
 
-def part_setting(request: GpuRequest, part: str) -> Setting:
-    """`gpus` for a part of one GPU of the same kind: `1/4`."""
+def same_kind_setting(request: GpuRequest, amount: str) -> Setting:
+    """`gpus` for an amount of the same kind: `4`, or `1/4` of one."""
     kinds = request.kinds_text
-    return "gpus", f"{kinds + ':' if kinds else ''}{part}"
+    return "gpus", f"{kinds + ':' if kinds else ''}{amount}"
 
 
 def memory_setting(peak_bytes: float) -> Setting:
