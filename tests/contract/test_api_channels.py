@@ -188,7 +188,7 @@ def test_the_digest_comes_once_after_the_month(head, call, sender, receiver):
     amounts = (("computing", "", 5_400_000_000), ("idle", "", 1_800_000_000))
     row = UsageRow(model="h100", pool="", project="nlp", user="ada", queue="default", job="1", amounts=amounts)
     hours = [UsageHour(id=str(hour_s), fleet=7_200_000_000, rows=(row,))]
-    sender._services = replace(sender._services, usage_hours=lambda _: hours)
+    sender._services = replace(sender._services, usage_hours=lambda *_: hours)
     head.clock.ahead_s += 32 * 86400.0
     for _ in range(3):
         sent(head, sender)

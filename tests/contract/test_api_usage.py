@@ -10,7 +10,7 @@ from phalanx.cli.report.report_table import report_page
 from phalanx.cli.report.usage import usage_table
 from phalanx.cli.terminal import Terminal
 from phalanx.core.accounting.usage_states import UsageState
-from phalanx.core.state.records import USAGE_MARKS
+from phalanx.core.state.records import USAGE_HOURS, USAGE_MARKS
 from phalanx.wire.api.usage import UsageReportView
 from tests.contract.api_head import ApiHead, Supervisor
 
@@ -89,6 +89,31 @@ def test_a_period_has_the_hours_that_it_touches(head, call):
     assert check_sums(middle) == devices * 3600e6 * hours > 0
 
 
+def test_hours_are_read_one_by_one_and_only_those_of_the_period(head, call, monkeypatch):
+    Supervisor(call).hello()
+    head.usage.start(head.driver.report)
+    head.clock.ahead_s += 6 * 3600.0
+    head.usage.stop()
+    now_s, reads, read = head.clock.now_s(), [], head.store.record
+
+    def counted(kind, key):
+        if kind is USAGE_HOURS:
+            reads.append(key)
+        return read(kind, key)
+
+    monkeypatch.setattr(head.store, "record", counted)
+    hours = head.usage.hours(now_s - 6 * 3600.0)
+    first = next(hours)
+    assert reads == [first.id]
+    rest = list(hours)
+    assert [int(hour.id) for hour in rest] == [int(first.id) + 3600 * number for number in range(1, len(rest) + 1)]
+    assert len(reads) >= 4
+    reads.clear()
+    report(call, since_s=now_s - 6 * 3600.0, until_s=now_s - 5 * 3600.0)
+    assert first.id in reads
+    assert len(reads) <= 2
+
+
 @pytest.mark.parametrize("query", ["", "since_s=-1", "since_s=nan", "since_s=0&by=colour", "since_s=0&limit=0"])
 def test_wrong_parameters_are_refused(call, query):
     assert 400 <= call("viewer", "GET", f"/v1/usage?{query}").status_code < 500
@@ -111,7 +136,7 @@ def test_a_planned_stop_stores_everything_and_the_next_head_goes_on(tmp_path):
         found = report(call)
         devices = len(second.store.nodes()[0].devices)
         assert check_sums(found) >= before + devices * 599e6
-        hours = second.usage.hours(0.0)
+        hours = list(second.usage.hours(0.0))
         assert len(hours) == len({hour.id for hour in hours}) >= 3, "no hour twice, none lost"
     second.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -298,7 +298,7 @@ class HeadServices:
         before_long_leases: called with the length in seconds before the first long lease is granted.
         leader_status: of a head that shares its store with others; a head that no longer leads sends no answers.
         output_elsewhere: the other heads that have output which this head lacks; empty if it has all output.
-        usage_hours: the hours of the ledger of states since a Unix time, and up to another if one is given.
+        usage_hours: the hours of the ledger of states since a Unix time, and up to another if one is given; each is read as it is needed.
         usage_spans: the newest states of a node's devices, each with its device.
         attempt_use: what an attempt used of its devices and nodes; None if nothing was measured.
         usage_parts: the parts of a node's devices now: device, job or "", and the part with its state.
@@ -328,7 +328,7 @@ class HeadServices:
     leader_status: LeaderStatus | None = None
     output_elsewhere: str = ""
     offer: Callable[[str, str], NodeTemplate] | None = None
-    usage_hours: Callable[..., list[UsageHour]] = lambda *_: []
+    usage_hours: Callable[..., Iterable[UsageHour]] = lambda *_: ()
     usage_spans: Callable[[NodeId], list[tuple[int, UsageSpan]]] = lambda _: []
     attempt_use: Callable[[JobId, Epoch], AttemptUse | None] = lambda *_: None
     usage_parts: Callable[[NodeId], list[tuple[int, str, Part]]] = lambda _: []

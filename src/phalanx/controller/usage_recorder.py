@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
@@ -40,7 +40,7 @@ from phalanx.wire.supervisor import SamplesRequest
 TICK_S: Final = 1.0
 STORE_EVERY_MS: Final = 60_000  # as much as a crash makes unobserved
 WAITING_MAX: Final = 200_000  # items from other threads; past that the oldest samples are dropped
-STORED_READS_MAX: Final = 2000  # hours that are read one by one; more are read all at once
+STORED_READS_MAX: Final = 9000  # hours that are read one by one, a year; more are read all at once
 STOP_TIMEOUT_S: Final = 30.0
 _log = logging.getLogger("phalanx.usage")
 
@@ -105,8 +105,11 @@ class UsageRecorder:
         if self._thread is not None:
             self._thread.join(timeout=STOP_TIMEOUT_S)
 
-    def hours(self, since_s: float, until_s: float = inf) -> list[UsageHour]:
-        """All hours from the one that contains `since_s` (Unix seconds) up to now, or to the one that contains `until_s`, oldest first."""
+    def hours(self, since_s: float, until_s: float = inf) -> Iterator[UsageHour]:
+        """All hours from the one that contains `since_s` (Unix seconds) up to now, or to the one that contains `until_s`, oldest first.
+
+        One after the other, since an hour of 1,000 jobs takes a megabyte.
+        """
         since_ms = int(since_s * 1000)
         with self._lock:
             now_ms = self._now_ms()
@@ -117,9 +120,8 @@ class UsageRecorder:
         known = {hour.id for hour in newest}
         last_ms = now_ms if until_s == inf else int(until_s * 1000)
         end_ms = min(last_ms + 1, min((int(hour.id) * 1000 for hour in newest), default=now_ms))
-        earlier = self._stored_hours(first, end_ms)
-        kept = [hour for hour in newest if first <= int(hour.id) * 1000 <= last_ms]
-        return [*(hour for hour in earlier if hour.id not in known), *kept]
+        yield from (hour for hour in self._stored_hours(first, end_ms) if hour.id not in known)
+        yield from (hour for hour in newest if first <= int(hour.id) * 1000 <= last_ms)
 
     def parts(self, node_id: NodeId) -> list[tuple[int, str, Part]]:
         """The parts of a node's devices now: device, job or "", and the part."""
@@ -145,14 +147,17 @@ class UsageRecorder:
             self._catch_up(now_ms)
             return list(self._accountant.ledger.spans(node_id, now_ms))
 
-    def _stored_hours(self, begin_ms: int, end_ms: int) -> list[UsageHour]:
+    def _stored_hours(self, begin_ms: int, end_ms: int) -> Iterator[UsageHour]:
         """The stored hours of a span. One read of all, or one for each hour, whichever is less."""
-        wanted = [str(hour // 1000) for hour in range(begin_ms, end_ms, HOUR_MS)]
-        if len(wanted) > STORED_READS_MAX:
-            found = self._store.records(USAGE_HOURS)
-        else:
-            found = [one for each in wanted if (one := self._store.record(USAGE_HOURS, each)) is not None]
-        return sorted((one for one in found if begin_ms <= int(one.id) * 1000 < end_ms), key=lambda one: int(one.id))
+        wanted = range(begin_ms, end_ms, HOUR_MS)
+        if len(wanted) <= STORED_READS_MAX:
+            read = (self._store.record(USAGE_HOURS, str(hour // 1000)) for hour in wanted)
+            yield from (one for one in read if one is not None)
+            return
+        found = self._store.records(USAGE_HOURS)
+        yield from sorted(
+            (one for one in found if begin_ms <= int(one.id) * 1000 < end_ms), key=lambda one: int(one.id)
+        )
 
     # ---- the thread ---------------------------------------------------------------------------------------------------
 

@@ -209,7 +209,7 @@ class ChannelSender:
     def _digest(self, month: str, project: ProjectId) -> Message:
         begin_s = _month_begin_s(month)
         end_s = _month_begin_s(self._month(0))
-        hours = [hour for hour in self._services.usage_hours(begin_s) if begin_s <= int(hour.id) < end_s]
+        hours = [hour for hour in self._services.usage_hours(begin_s, end_s) if begin_s <= int(hour.id) < end_s]
         return digest_message(hours, month, project)
 
     def _month(self, ahead: int) -> str:

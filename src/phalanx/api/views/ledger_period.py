@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final, NamedTuple
 
 from phalanx.api.services import HeadServices
@@ -18,8 +19,8 @@ class LedgerPeriod(NamedTuple):
 
     def hours(self, services: HeadServices) -> list[UsageHour]:
         """The hours of the ledger, oldest first."""
-        hours = services.usage_hours(self.since_s)
-        return hours if self.until_s is None else [hour for hour in hours if int(hour.id) < self.until_s]
+        until_s = inf if self.until_s is None else self.until_s
+        return [hour for hour in services.usage_hours(self.since_s, until_s) if int(hour.id) < until_s]
 
     def bounds_s(self, now_s: float) -> tuple[float, float]:
         """Its beginning, and its end, which is never later than now."""
