@@ -225,15 +225,18 @@ def share_idle(line: MeteredLine, rule: IdleRule, quotas: Mapping[str, int]) -> 
     """Who bears the idle time of a line, and how much of it. What the rule cannot give to any stays with no holder."""
     if not line.idle.gpu_us:
         return []
-    use = {holder: amount.gpu_us for holder, amount in line.held.items()}
+    # A row of the ledger may have energy that was read late, and no time.
+    use = {holder: amount.gpu_us for holder, amount in line.held.items() if amount.gpu_us}
     if rule is IdleRule.BY_USE and use:
         return _split(line.idle, use)
     rights = {queue: right for queue, right in quotas.items() if right > 0}
     if rule is not IdleRule.BY_QUOTA or not rights:
         return [(Holder(), line.idle)]
-    found = []
+    found, by_queue = [], dict[str, dict[Holder, int]]()
+    for holder, gpu_us in use.items():
+        by_queue.setdefault(holder.queue, {})[holder] = gpu_us
     for queue, share in _split(line.idle, rights):
-        users = {holder: gpu_us for holder, gpu_us in use.items() if holder.queue == queue}
+        users = by_queue.get(queue)
         found += _split(share, users) if users else [(Holder(queue=queue), share)]
     return found
 
