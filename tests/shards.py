@@ -59,6 +59,8 @@ class Sample:
 SAMPLES: tuple[Sample, ...] = (
     Sample(tests="tests/contract/test_store_crash.py::test_store_survives_a_kill[", keep=4),
     Sample(tests="tests/contract/test_store_crash.py::test_postgres_survives_a_kill_of_its_head[", keep=2),
+    Sample(tests="tests/contract/test_store_crash.py::test_history_survives_a_kill[", keep=2),
+    Sample(tests="tests/contract/test_store_crash.py::test_history_on_postgres_survives_a_kill_of_its_head[", keep=1),
     Sample(tests="tests/contract/test_store_crash.py::test_blobs_survive_a_kill[", keep=3),
     Sample(tests="tests/contract/test_store_crash.py::test_logs_survive_a_kill[", keep=3),
     Sample(

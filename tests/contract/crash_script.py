@@ -1,15 +1,18 @@
 """What the child process of the crash tests does: write, and say each time what was acknowledged. The parent arms a failpoint.
 
-python -m tests.contract.crash_script store|postgres|deposed|logs|blobs FOLDER (of postgres and deposed, the database's address)
+python -m tests.contract.crash_script store|history|logs|blobs FOLDER
+python -m tests.contract.crash_script postgres|postgres.history|deposed ADDRESS (of the database)
 """
 
 import hashlib
 import sys
 from math import inf
 
+from phalanx.ports.history import ChunkKind, StoredChunk
 from phalanx.ports.logs import stream_key
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
+from phalanx.store.sql.sqlite.history_file import HistoryFile
 from phalanx.store.sql.sqlite.store import SqliteStore
 from tests.contract.records import attempt, submitted
 
@@ -30,6 +33,12 @@ def archive(number):
 def stream(epoch):
     """One of the two streams that are written."""
     return stream_key(attempt(7, epoch), "rank-0")
+
+
+def chunks(number):
+    """What is put into the history in one round: two nodes and a job."""
+    series = (("n0", ChunkKind.TEN_SECONDS), ("n1", ChunkKind.TEN_SECONDS), ("7", ChunkKind.JOB_CURVE))
+    return [StoredChunk(series=name, kind=kind, begin_s=number, data=piece(number)) for name, kind in series]
 
 
 def digest(number):
@@ -73,6 +82,28 @@ def write_jobs(store):
     store.close()
 
 
+def write_history(folder):
+    write_chunks(HistoryFile(folder + "/history.db"))
+
+
+def write_postgres_history(dsn):
+    from phalanx.store.sql.postgres.history_table import HistoryTable  # its driver is an extra
+    from phalanx.store.sql.postgres.store import PostgresStore
+
+    write_chunks(HistoryTable(dsn, term=PostgresStore(dsn).term))
+
+
+def write_chunks(history):
+    say(0)
+    for number in range(ROUNDS):
+        history.put(chunks(number))
+        say(number + 1)
+    for number in range(ROUNDS):
+        history.drop(ChunkKind.TEN_SECONDS, number + 1)
+    for number in range(ROUNDS):
+        history.keep_newest(ChunkKind.JOB_CURVE, ROUNDS - 1 - number)
+
+
 def write_logs(folder):
     logs = FileLogs(folder + "/logs")
     ends = dict.fromkeys((1, 2), 0)
@@ -99,7 +130,9 @@ def write_blobs(folder):
 PARTS = {
     "store": write_store,
     "postgres": write_postgres,
+    "postgres.history": write_postgres_history,
     "deposed": write_deposed,
+    "history": write_history,
     "logs": write_logs,
     "blobs": write_blobs,
 }

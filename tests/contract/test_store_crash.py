@@ -9,13 +9,16 @@ import pytest
 
 from phalanx.core.state.records import IDEMPOTENCY
 from phalanx.failpoints import ENVIRONMENT_VARIABLE, FAILPOINTS, FailureMode
+from phalanx.ports.history import ChunkKind, HistoryUnavailable
 from phalanx.ports.store import JobFilter
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
+from phalanx.store.sql.postgres.history_table import HistoryTable
 from phalanx.store.sql.postgres.store import PostgresStore
+from phalanx.store.sql.sqlite.history_file import HistoryFile
 from phalanx.store.sql.sqlite.store import SqliteStore
 from tests import postgres_here
-from tests.contract.crash_script import JOBS_AT_ONCE, ROUNDS, archive, digest, piece, stream
+from tests.contract.crash_script import JOBS_AT_ONCE, ROUNDS, archive, chunks, digest, piece, stream
 from tests.contract.records import attempt, submitted
 
 # Points that a child passes only after something else failed; their own tests arm them.
@@ -24,6 +27,7 @@ AFTER_FAILURE = {
     "store.commit.rollback",
     "store.settle.checkpoint",
     "blobs.sweep.remove",
+    "history.aside.rename",
     "postgres.migrate.rollback",
     "postgres.commit.rollback",
 }
@@ -33,6 +37,7 @@ ONCE = {
     "store.open",
     "store.migrate",
     "store.close",
+    "history.open",
     "postgres.open",
     "postgres.migrate",
     "logs.open",
@@ -44,11 +49,16 @@ ONCE = {
 TWICE = {"logs.append.directory", "logs.append.create"}  # once for each of two streams
 
 
+def part_of(name):
+    """The part of the child that passes a point."""
+    return "postgres.history" if name.startswith("postgres.history.") else name.partition(".")[0]
+
+
 def points(part):
     """(point, failure, pass) for every way in which a part can die."""
     ways: list[object] = []
     for name, failures in FAILPOINTS.items():
-        if name.startswith(part + ".") and name not in AFTER_FAILURE and ".take_back." not in name:
+        if part_of(name) == part and name not in AFTER_FAILURE and ".take_back." not in name:
             passes = (1,) if name.rpartition(".")[0] in ONCE else (1, 2) if name in TWICE else (1, 4)
             for failure in sorted(failures & {FailureMode.KILL, FailureMode.AFTER, FailureMode.TORN}):
                 ways.extend(pytest.param(name, failure, nth, id=f"{name}-{failure.value}-{nth}") for nth in passes)
@@ -104,6 +114,57 @@ def test_postgres_survives_a_kill_of_its_head(name, failure, nth):
         store.close()
     finally:
         server.drop(dsn)
+
+
+@pytest.mark.parametrize(("name", "failure", "nth"), points("history"))
+def test_history_survives_a_kill(tmp_path, name, failure, nth):
+    rounds = die("history", tmp_path, name, failure, nth)
+    history = HistoryFile(str(tmp_path / "history.db"))
+    check_history(history, rounds)
+    history.close()
+
+
+@pytest.mark.skipif(bool(postgres_here.why_not()), reason=postgres_here.why_not() or "it can run")
+@pytest.mark.parametrize(("name", "failure", "nth"), points("postgres.history"))
+def test_history_on_postgres_survives_a_kill_of_its_head(name, failure, nth):
+    dsn = postgres_here.server().fresh()
+    rounds = die("postgres.history", dsn, name, failure, nth)
+    records = PostgresStore(dsn)
+    history = HistoryTable(dsn, term=records.term)
+    check_history(history, rounds)
+    history.close()
+    records.close()
+    postgres_here.server().drop(dsn)
+
+
+def check_history(history, rounds):
+    """A round is there whole or not at all; those that were acknowledged are there until they are dropped, the oldest first."""
+    nodes = [history.read(ChunkKind.TEN_SECONDS, series, 0, ROUNDS) for series in ("n0", "n1")]
+    curves = history.read(ChunkKind.JOB_CURVE, "7", 0, ROUNDS)
+    for kept, place in ((nodes[0], 0), (nodes[1], 1), (curves, 2)):
+        last = max((one.begin_s for one in kept), default=-1)
+        assert kept == [chunks(number)[place] for number in range(last + 1 - len(kept), last + 1)]
+        if rounds < ROUNDS:
+            assert len(kept) == last + 1, "nothing is dropped yet"
+            assert len(kept) in (rounds, rounds + 1)
+    assert len(nodes[0]) == len(nodes[1])
+    assert len(nodes[0]) == len(curves) or rounds == ROUNDS
+    history.put(chunks(ROUNDS))
+    assert history.read(ChunkKind.TEN_SECONDS, "n1", ROUNDS, ROUNDS + 1) == chunks(ROUNDS)[1:2]
+
+
+@pytest.mark.parametrize("failure", [FailureMode.KILL, FailureMode.AFTER])
+def test_a_damaged_history_is_moved_aside_although_a_head_was_killed_as_it_did_so(tmp_path, failure):
+    damaged = b"no database at all" * 1000
+    (tmp_path / "history.db").write_bytes(damaged)
+    die_of("history", tmp_path, f"history.aside.rename={failure.value}")
+    history = HistoryFile(str(tmp_path / "history.db"))
+    if failure is FailureMode.KILL:
+        with pytest.raises(HistoryUnavailable, match="damaged"):
+            history.put(chunks(0))
+    history.put(chunks(0))
+    assert (tmp_path / "history.db.damaged").read_bytes() == damaged
+    history.close()
 
 
 @pytest.mark.parametrize(("name", "failure", "nth"), points("logs"))

@@ -26,11 +26,11 @@ FRESH = (
 LISTENS = "tls."  # of a head that listens off 127.0.0.1
 # Not of a head: each with its reason.
 NOT_PASSED = {
-    "history.aside.rename": "only of a damaged file; tests/contract/test_history_store.py damages one",
-    "history.put.rows": "once a minute, and this load is shorter; history is no record, and losing a minute of it loses no job",
+    "history.aside.rename": "only of a damaged file; tests/contract/test_store_crash.py kills a process there",
+    "history.put.rows": "once a minute, and this load is shorter; tests/contract/test_store_crash.py kills a process there",
     "history.put.commit": "the same",
-    "history.drop.rows": "only of chunks that are days old; history is no record, and losing it loses no job",
-    "history.keep.rows": "only of curves past their number; the same",
+    "history.drop.rows": "only of chunks that are days old; tests/contract/test_store_crash.py kills a process there",
+    "history.keep.rows": "only of curves past their number; tests/contract/test_store_crash.py kills a process there",
     "logs.delete.remove": "only of jobs that ended long ago; tests/contract/test_store_crash.py kills a process there",
     "outputs.delete.remove": "only of jobs that ended long ago; tests/contract/test_api_retention.py stops a removal there",
     "outputs.delete_owners.remove": "the same",

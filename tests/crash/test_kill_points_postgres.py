@@ -27,8 +27,8 @@ OURS = ("postgres.", "election.", "files.")
 # Passed where the first head over a database makes what it needs there: each gets an empty one.
 FRESH = ("postgres.open.", "postgres.migrate.", "election.prepare.", "election.open.", "files.")
 # A head passes the first only where another has taken its term, and would begin anew within a second; the second never, for it is elected and
-# brings its term along. tests/contract/test_store_crash.py kills processes at both.
-# Once a minute, and of chunks that are days old: this load is shorter. History is no record, and losing a minute of it loses no job.
+# brings its term along. It writes history once a minute, and drops chunks that are days old: this load is shorter.
+# tests/contract/test_store_crash.py kills processes at all of them.
 HISTORY = ("postgres.history.rows", "postgres.history.commit", "postgres.history.drop", "postgres.history.keep")
 ELSEWHERE = ("postgres.commit.rollback", "postgres.open.term", *HISTORY)
 UPGRADING = ("election.prepare.leads",)  # who leads is only asked before an upgrade
