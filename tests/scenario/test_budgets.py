@@ -1,14 +1,18 @@
 """Warnings about budgets: when they come, and that each comes once a month."""
 
+import pytest
+
 from phalanx.controller.budget_watch import BudgetWatch
 from phalanx.core.accounting.months import month_bounds_s, month_of
 from phalanx.core.accounting.project_spending import ForecastMethod, RunningUse, project_spending
 from phalanx.core.ids import ProjectId, UserId
 from phalanx.core.state.events import ChangeProject, PutPrices, PutUser, UsageCounted
+from phalanx.core.state.records import USAGE_HOURS
 from phalanx.core.work.monthly_budget import MonthlyBudget
 from phalanx.core.work.price_list import GpuPrice, PriceBook, PriceList
 from phalanx.core.work.usage_hour import USAGE_MARK, UsageHour, UsageMark, UsageRow
 from phalanx.core.work.users import User, UserRole
+from phalanx.ports.store import StoreRefused
 from tests.harness import Harness
 
 GPU_HOUR = 3_600_000_000
@@ -80,6 +84,29 @@ def test_each_part_of_a_budget_is_warned_of_once_a_month():
     assert watched.warnings() == [("gpt", 80, "80.00"), ("gpt", 100, "100.00")]
     assert BudgetWatch(watched.cluster.store).check([hours[5]], BEGIN_S + 6 * 3600) == [], "after a restart of the head"
     assert watched.look(hour(720), 720) == [], "another month begins at zero"
+
+
+def test_an_hour_that_could_not_be_read_is_counted_at_the_next_look(monkeypatch):
+    watched = Watched()
+    watched.budget(10_000)
+    watched.store(*(hour(number) for number in range(5)))
+    store = watched.cluster.store
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "record", failing_at(USAGE_HOURS, store.record))
+        with pytest.raises(StoreRefused):
+            watched.look(None, 5)
+    assert watched.look(None, 5) == [100]
+
+
+def failing_at(failing, read):
+    """Reads records as `read` does, but none of one kind."""
+
+    def record(kind, key):
+        if kind is failing:
+            raise StoreRefused("the database does not answer")
+        return read(kind, key)
+
+    return record
 
 
 def test_another_budget_or_price_is_judged_anew():

@@ -46,10 +46,10 @@ class BudgetWatch:
     def _count_stored(self, begin_s: int, end_s: int, book: PriceBook) -> None:
         for hour_s in range(begin_s, end_s, HOUR_S):
             if hour_s not in self._counted:
-                self._counted.add(hour_s)
                 stored = self._store.record(USAGE_HOURS, str(hour_s))
                 if stored is not None:
                     _add(self._spent, stored, book)
+                self._counted.add(hour_s)
 
 
 def _add(spent: dict[str, int], hour: UsageHour, book: PriceBook) -> None:
