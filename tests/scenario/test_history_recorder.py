@@ -41,6 +41,17 @@ class FailingHistory(MemoryHistory):
         super().put(chunks)
 
 
+class SlowHistory(MemoryHistory):
+    """A store during whose writes something else happens."""
+
+    meanwhile = staticmethod(lambda: None)
+
+    def put(self, chunks):
+        happens, self.meanwhile = self.meanwhile, lambda: None
+        super().put(chunks)
+        happens()
+
+
 def sample(busy, every_s=10.0):
     device = DeviceSample(index=0, uuid="u", counter="gpm_sm", utilization=busy)
     return SamplesRequest(supervisor_id=SupervisorId("s"), node_id=NODE, at_s=0.0, devices=[device], every_s=every_s)
@@ -150,6 +161,29 @@ def test_a_full_disk_is_reported_and_what_is_in_memory_is_stored_later():
     recorded(recorder, clock, DAY + 5100, lambda _: 0.5)
     assert recorder.health().problem == ""
     assert None not in utilization(HistoryRecorder(store, clock), clock, DAY, until_s=DAY + 5000)[1]
+
+
+@pytest.mark.parametrize("end_s", [DAY + 3600, DAY + 3590])
+def test_what_arrives_during_a_write_is_stored_by_the_next(end_s):
+    clock, store = Clock(), SlowHistory()
+    recorder = HistoryRecorder(store, clock)
+    recorder.add_steps(JobId("7"), [TimedStep(0, float(DAY), 0.8, 1.0)])
+    recorded(recorder, clock, end_s - 10, lambda _: 0.5)
+
+    def arrives():
+        recorder.add_samples(sample(0.5))
+        recorder.add_steps(JobId("7"), [TimedStep(1, clock.at_s, 0.8, 1.0)])
+        clock.at_s += 10
+        recorder.rollups(NODE, DAY, clock.at_s, None, devices=1)  # a question takes it in
+
+    store.meanwhile = arrives
+    recorder.turn(everything=True)
+    recorder.turn(everything=True)
+    after = HistoryRecorder(store, clock)
+    assert None not in utilization(after, clock, DAY, 10)[1]
+    curve = after.job_curve(JobId("7"))
+    assert curve is not None
+    assert curve.points[-1].last_step == 1
 
 
 def test_a_disk_that_stays_full_costs_a_bounded_number_of_hours():

@@ -144,18 +144,24 @@ class OpenHours:
                 self._seal()
 
     def due(self, now_s: float, period_s: float, limit: int) -> list[OpenHour]:
-        """At most `limit` hours to store: the complete ones, then those that changed and were stored a period ago."""
+        """At most `limit` hours to store: the complete ones, then those that changed and were stored a period ago.
+
+        They count as unchanged from now on: the caller packs them now, and sets `changed` again if it cannot store them.
+        """
         found = list(self._sealed.values())[:limit]
         if len(found) < limit:
             late = (one for one in self._open.values() if one.changed and now_s - one.stored_s >= period_s)
             found += [one for one, _ in zip(late, range(limit - len(found)), strict=False)]
+        for one in found:
+            one.changed = False
         return found
 
     def stored(self, hours: list[OpenHour], now_s: float) -> None:
-        """Note that these hours are stored as they are now; complete ones leave the memory."""
+        """Note that these hours are stored; complete ones leave the memory, unless they changed meanwhile."""
         for hour in hours:
-            hour.changed, hour.stored_s = False, now_s
-            self._sealed.pop((hour.series, hour.begin_s), None)
+            hour.stored_s = now_s
+            if not hour.changed:
+                self._sealed.pop((hour.series, hour.begin_s), None)
 
     def drop_sealed(self, count_max: int) -> int:
         """Drop the oldest complete hours that could not be stored, past a number; return how many."""

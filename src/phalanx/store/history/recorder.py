@@ -186,14 +186,24 @@ class HistoryRecorder:
                 hours = self._hours.due(now_s, -math.inf if everything else period_s, CHUNKS_PER_TICK)
                 curves = self._due_curves(now_s, everything=everything)
                 chunks = [*map(_chunk_of, hours), *(_curve_chunk(job_id, one) for job_id, one in curves)]
+                for _, curve in curves:
+                    curve.changed = False
             if not chunks:
                 return
-            self._store.put(chunks)
+            try:
+                self._store.put(chunks)
+            except BaseException:
+                with self._lock:
+                    for hour in hours:
+                        hour.changed = True
+                    for _, curve in curves:
+                        curve.changed = True
+                raise
             self._stored_s = now_s
             with self._lock:
                 self._hours.stored(hours, now_s)
-                for _, one in curves:
-                    one.changed, one.stored_s = False, now_s
+                for _, curve in curves:
+                    curve.stored_s = now_s
                 while len(self._curves) > JOBS_MAX and not next(iter(self._curves.values())).changed:
                     self._curves.popitem(last=False)
             if not everything:
