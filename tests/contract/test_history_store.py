@@ -134,6 +134,19 @@ def test_a_damaged_file_is_moved_aside_and_a_new_one_begins(tmp_path):
     store.close()
 
 
+def test_a_damaged_file_that_cannot_be_moved_is_an_error_and_is_moved_later(tmp_path):
+    path = tmp_path / "history.db"
+    path.write_bytes(b"no database at all" * 1000)
+    store = HistoryFile(str(path))
+    with armed("history.aside.rename", FailureMode.FULL), pytest.raises(HistoryUnavailable, match="Errno 28"):
+        store.put([chunk()])
+    with pytest.raises(HistoryUnavailable, match="damaged"):
+        store.put([chunk()])
+    store.put([chunk()])
+    assert store.read(TEN, "n0", 0, 1) == [chunk()]
+    store.close()
+
+
 def test_a_page_that_is_damaged_while_the_head_runs_is_found_and_moved_aside(tmp_path):
     path = tmp_path / "history.db"
     store = HistoryFile(str(path))

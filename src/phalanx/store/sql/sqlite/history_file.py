@@ -122,11 +122,12 @@ class HistoryFile(HistoryStore):
     def _run(self, work: Callable[[apsw.Connection], T]) -> T:
         with self._lock:
             try:
-                return work(self._connected())
-            except _DAMAGE as error:
-                self._drop_connection()
-                self._begin_again(error)
-                raise HistoryUnavailable(f"{self._path} was damaged ({_in_line(error)})") from error
+                try:
+                    return work(self._connected())
+                except _DAMAGE as error:
+                    self._drop_connection()
+                    self._begin_again(error)
+                    raise HistoryUnavailable(f"{self._path} was damaged ({_in_line(error)})") from error
             except (apsw.Error, OSError) as error:
                 self._drop_connection()
                 raise HistoryUnavailable(f"{self._path}: {_in_line(error)}") from error
