@@ -1,6 +1,7 @@
 """Prices: which one holds, what a price file may say, and plug-ins that refresh them."""
 
 import importlib.metadata
+from datetime import UTC, datetime
 
 import pytest
 
@@ -9,8 +10,17 @@ from phalanx.cli.report.price_file import parse_price_file
 from phalanx.cli.report.price_plugins import ENTRY_POINTS, refreshed_prices
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.ids import UserId
+from phalanx.core.work.electricity import RATES_MAX
 from phalanx.core.work.monthly_budget import MonthlyBudget, parse_budget
-from phalanx.core.work.price_list import PriceBook, PriceList, check_prices, micro_text, parse_micro, parse_price
+from phalanx.core.work.price_list import (
+    PRICES_MAX,
+    PriceBook,
+    PriceList,
+    check_prices,
+    micro_text,
+    parse_micro,
+    parse_price,
+)
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -79,6 +89,15 @@ def test_a_wrong_price_is_refused_with_its_line(price, message):
 def test_a_file_without_currency_or_list_is_refused(text):
     with pytest.raises(BadFile):
         parse_price_file(text, path="FILE")
+
+
+def test_a_file_may_have_as_many_prices_and_rates_as_the_head_stores():
+    prices = [f"- {{gpu: g{number}, pool: p, from: 2026-11-01, per_gpu_hour: 1, source: x}}" for number in range(1000)]
+    hours = [datetime.fromtimestamp(3600 * number, UTC).isoformat() for number in range(500)]
+    rates = [f"- {{from: {hour!r}, per_kwh: 1, pue: 1, gco2_per_kwh: 1, source: x}}" for hour in hours]
+    text = "\n".join(["currency: EUR", "prices:", *prices, "electricity:", *rates])
+    currency, found, electricity = parse_price_file(text, path="prices.yaml")
+    assert (currency, len(found), len(electricity or ())) == ("EUR", PRICES_MAX, RATES_MAX)
 
 
 def test_what_changes_is_named_and_whether_the_past_changes():

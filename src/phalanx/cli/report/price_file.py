@@ -21,6 +21,7 @@ from typing import Final
 
 from phalanx.cli.yaml_file import read_yaml_file
 from phalanx.core.errors import BadRequest
+from phalanx.core.work.electricity import RATES_MAX
 from phalanx.core.work.price_list import PRICES_MAX, parse_currency, parse_price, parse_rate
 from phalanx.user_files.yaml_document import FileKind, YamlValue, parse_yaml
 
@@ -31,7 +32,7 @@ PRICE_FILE: Final = FileKind(
     example="write currency: EUR, and prices: with a list below it",
     bytes_max=4 << 20,
     depth_max=3,  # the mapping, the list, a price
-    events_max=PRICES_MAX * 16,  # five keys with their values
+    events_max=(PRICES_MAX + RATES_MAX) * 16,  # five keys with their values
 )
 Prices = tuple[str, list[dict[str, str]], list[dict[str, str]] | None]
 """Currency, prices, and rates of electricity; None for a file without that section."""
