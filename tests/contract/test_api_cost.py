@@ -54,7 +54,13 @@ def test_rows_of_every_kind_add_up_to_the_invoice(head, call):
 
 def test_gpus_without_a_price_are_named(head, call):
     with_job(head, call)
-    assert report(call)["currency"] == ""
+    call("admin", "PUT", "/v1/projects/default", {"budget": "1000 EUR/month"})
+    unpriced = msgspec.convert(report(call), CostReportView)
+    assert unpriced.currency == ""
+    assert (len(unpriced.budgets), cost_table(unpriced).notes[1:]) == (
+        1,
+        ["no prices are stored, so nothing has a cost"],
+    )
     put_prices(call, gpu="a100")
     found = report(call, by="gpu")
     assert [(one["gpu"], one["pool"]) for one in found["unpriced"]] == [("virtual", "")]

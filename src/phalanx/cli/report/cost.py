@@ -81,7 +81,7 @@ def cost_table(found: CostReportView) -> ReportTable:
         notes=[
             *_idle_note(found),
             *unpriced_notes(found.unpriced, found.currency),
-            *(budget_text(one) for one in found.budgets),
+            *(budget_text(one) for one in found.budgets if found.currency),
         ],
         bars=(
             found.currency,
