@@ -16,6 +16,7 @@ from phalanx.api.services import HeadServices
 from phalanx.api.views.failures import failed_attempts
 from phalanx.api.views.ledger_period import LedgerPeriod
 from phalanx.core.accounting.cost_report import (
+    HOUR_US,
     Amount,
     CostKey,
     CostRow,
@@ -58,7 +59,6 @@ from phalanx.wire.api.cost import (
 ROWS_MAX: Final = 1000  # in one answer: at most half a megabyte
 LINES_MAX: Final = 4000  # of an invoice, in one answer
 BUDGETS_MAX: Final = 100  # in a report: those of which most is spent
-HOUR_US: Final = 3_600_000_000
 Since = Annotated[float, Query(ge=0, le=1e11)]
 Until = Annotated[float | None, Query(ge=0, le=1e11)]
 Limit = Annotated[int, Query(ge=1, le=ROWS_MAX)]

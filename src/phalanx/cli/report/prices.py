@@ -70,7 +70,7 @@ def apply(file: str, dry_run: bool, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only print what would change.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def refresh(plugin: str, dry_run: bool, as_json: bool) -> None:
-    """Replace all prices by those that an installed plug-in gives. Phalanx itself asks nobody for prices."""
+    """Replace all prices by those that an installed plug-in gives. Phalanx itself fetches no prices."""
     from phalanx.cli.report.price_plugins import refreshed_prices
 
     head = connect()

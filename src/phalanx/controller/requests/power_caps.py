@@ -70,7 +70,7 @@ def restore_power(context: StepContext, request: RestorePower) -> Node:
 
 
 def send_cap(context: StepContext, node: Node) -> None:
-    """Tell the supervisor which cap holds, if there is one or there was one. It may have missed the last command."""
+    """Send the supervisor the cap that holds, or the end of the last one. It may have missed the last command."""
     cap = node.power_cap
     if cap is not None and not cap.is_over(context.now.wall_s):
         context.commands.append(LimitPower(node_id=node.id, milliwatts=cap.milliwatts, until_s=cap.until_s))

@@ -9,7 +9,7 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 
 WARN_AT: Final = (80, 100)
-"""Percent of a budget at which the history says so, once a month each."""
+"""Percent of a budget at which the head writes a history line, once a month each."""
 _BUDGET: Final = re.compile(r"(\d{1,12})(?:\.(\d{1,2}))?\s*([A-Z]{3})\s*(?:/|per)\s*month", re.ASCII)
 
 
@@ -27,7 +27,7 @@ class MonthlyBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetWarning:
-    """The history says that so many percent of the budget of a month, as 2026-11, are spent."""
+    """So many percent of the budget of a month, such as 2026-11, are spent, and the history has a line on it."""
 
     month: str
     percent: int

@@ -100,7 +100,7 @@ def parse_rate(
     """Check one rate of electricity.
 
     Args:
-        since: as of a price.
+        since: as in `parse_price`.
         per_kwh: the price of a kWh; "" if unknown.
         pue: energy of the building for that of its machines, from 1 to 5; "" for 1.
         gco2_per_kwh: grams of CO2; "" if unknown.

@@ -67,7 +67,7 @@ class EnergyMeters:
         known = self._integrals.get(uuid)
         if known is None:
             known = self._integrals[uuid] = _Integral(at_ns, power_w)
-        elif at_ns - known.at_ns > GAP_MAX_NS:  # nobody saw the power in between
+        elif at_ns - known.at_ns > GAP_MAX_NS:  # the power in between is unknown
             known = self._integrals[uuid] = _Integral(at_ns, power_w, run=known.run + 1)
         else:  # 1 W for 1 ns is 1 nJ
             known.microjoules += round((known.power_w + power_w) / 2 * (at_ns - known.at_ns) / _MILLI)

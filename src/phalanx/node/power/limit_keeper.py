@@ -50,7 +50,7 @@ class PowerLimitKeeper:
         self._record = _read(os.path.join(folder, _FILE))
 
     def limits(self) -> tuple[PowerLimits, ...]:
-        """The limits of each GPU; none of a GPU whose driver does not say them. Does not wait for a change that is under way."""
+        """The limits of each GPU; none of a GPU whose driver does not report them. Does not wait for a change that is under way."""
         return tuple(found for one in self._devices if (found := self._limits(one)) is not None)
 
     def cap(self, milliwatts: int, until_s: float | None) -> None:

@@ -28,4 +28,4 @@ LEVELS: Final = (
 STEP_S: Final = LEVELS[0].step_s
 HOUR_S: Final = LEVELS[0].chunk_s
 JOBS_KEEP_S: Final = LEVELS[-1].keep_s
-JOBS_MAX: Final = 100_000  # curves of jobs that are kept, of at most 12 KB each
+JOBS_MAX: Final = 100_000  # curves of jobs that are kept, of at most 15 KB each

@@ -39,7 +39,7 @@ SEALED_HOURS_MAX: Final = (
 )
 WAITING_MAX: Final = 100_000
 JOBS_MAX: Final = (
-    2000  # with a curve in memory, at most 60 KB each; the least recently reporting are stored and dropped
+    2000  # with a curve in memory, at most 115 KB each; the least recently reporting are stored and dropped
 )
 STOP_TIMEOUT_S: Final = 30.0
 _log = logging.getLogger("phalanx.history")

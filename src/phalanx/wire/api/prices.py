@@ -27,7 +27,7 @@ class ElectricityBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """A rate of electricity, as in a price file. It needs `per_kwh` or `gco2_per_kwh`.
 
     Attributes:
-        since: `from` in JSON, as of a price.
+        since: `from` in JSON, the same form as in a price.
         per_kwh: the price of a kWh: "0.18".
         pue: energy of the building for that of its machines, from 1 to 5; "" for 1.
         gco2_per_kwh: grams of CO2 for a kWh from the grid.

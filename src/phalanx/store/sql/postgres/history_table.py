@@ -23,7 +23,7 @@ class HistoryTable(HistoryStore):
     """A table of a database that a PostgresStore has migrated.
 
     Args:
-        dsn: as of PostgresStore.
+        dsn: the same form as in PostgresStore.
         term: the term under which this head leads; writes of a head that no longer leads have no effect.
 
     Raises:
