@@ -59,7 +59,7 @@ class Watched:
         self.accountant = UsageAccountant(lambda _: "")
         resume_ledger(self.accountant, world, self.cluster.store, None, self.now_ms)
         self.monitor = WasteMonitor(self.accountant)
-        self.monitor.apply((*world.queues.values(), *world.jobs.values()), (), self.now_ms)
+        self.monitor.apply((*world.queues.values(), *world.jobs.values()), (), self.now_ms, stored=True)
         self.sent = ()
 
     def restart_head(self):
@@ -301,6 +301,19 @@ def test_idle_replicas_fall_asleep_if_they_can_and_the_last_one_keeps_serving(re
     assert (service.asleep, service.state) == (asleep, ServiceState.READY)
     assert sum(one.cluster.world.attempts[job].serving for job in jobs) == replicas - asleep
     assert all(one.cluster.job(job).state is JobState.RUNNING for job in jobs)
+
+
+def test_a_head_that_starts_again_counts_no_retries_before_a_progress_that_it_does_not_know():
+    one = Watched("r: n0=4")
+    failing = one.cluster.submit(gpus=1, retry=100, behaviour=FAILING)
+    one.run(60.0)
+    assert one.alarms() == {(WasteKind.CRASH_LOOP, failing)}
+    assert one.cluster.job(failing).user_retries >= 3
+    one.restart_head()
+    one.run(5.0)
+    assert one.alarms() == set()
+    one.run(60.0)
+    assert one.alarms() == {(WasteKind.CRASH_LOOP, failing)}, "it fails again"
 
 
 def test_a_head_that_starts_again_counts_from_its_own_start():

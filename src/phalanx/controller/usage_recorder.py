@@ -81,7 +81,7 @@ class UsageRecorder:
         self._stored_ms = self._now_ms()
         resume_ledger(self._accountant, world, store, mark, self._stored_ms)
         self._monitor = WasteMonitor(self._accountant)
-        self._monitor.apply((*world.queues.values(), *world.jobs.values()), (), self._stored_ms)
+        self._monitor.apply((*world.queues.values(), *world.jobs.values()), (), self._stored_ms, stored=True)
         self._reported_idle: tuple[IdleJob, ...] = ()  # as the controller knows them
         telemetry.sample_listeners.append(self._on_samples)
         telemetry.step_listeners.append(self._on_steps)

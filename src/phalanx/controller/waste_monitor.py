@@ -36,7 +36,7 @@ class _Held(NamedTuple):
 
 @dataclass(slots=True)
 class _Failures:
-    """Failures of a job since its last progress. `retries`: how many of its own retries came before that."""
+    """Failures of a job since its last progress. `retries`: how many of its own retries came before that, as far as known."""
 
     progress_step: int
     retries: int
@@ -70,11 +70,18 @@ class WasteMonitor:
         self._idle: SpellTracker[IdleJob] = SpellTracker(lambda _: "idle")
         self._looked_ms = 0
 
-    def apply(self, records: Iterable[Any], removed: Iterable[tuple[RecordKind[Any, Any], Any]], now_ms: int) -> None:
-        """Take committed records, in their order."""
+    def apply(
+        self,
+        records: Iterable[Any],
+        removed: Iterable[tuple[RecordKind[Any, Any], Any]],
+        now_ms: int,
+        *,
+        stored: bool = False,
+    ) -> None:
+        """Take committed records, in their order. `stored`: an earlier head stored them, so which retries followed the last progress is unknown."""
         for record in records:
             if isinstance(record, Job):
-                self._put_job(record, now_ms)
+                self._put_job(record, now_ms, stored=stored)
             elif isinstance(record, Queue):
                 self._queues[record.id] = record
         for kind, key in removed:
@@ -94,7 +101,7 @@ class WasteMonitor:
         jobs = (replace(one.newest, since_ms=one.since_ms, paused=one.seen_ms != now_ms) for one in idle)
         return IdleJobsObserved(at_ms=now_ms, jobs=tuple(sorted(jobs, key=lambda one: one.job_id)))
 
-    def _put_job(self, job: Job, now_ms: int) -> None:
+    def _put_job(self, job: Job, now_ms: int, *, stored: bool) -> None:
         if job.state.terminal:
             self._failures.pop(job.id, None)
             return
@@ -103,7 +110,7 @@ class WasteMonitor:
         if known is None and not failed:
             return  # most jobs never fail
         if known is None or job.progress_step > known.progress_step:
-            known = self._failures[job.id] = _Failures(job.progress_step, job.user_retries if known else 0)
+            known = self._failures[job.id] = _Failures(job.progress_step, job.user_retries if known or stored else 0)
         count = job.charged_restarts + job.user_retries - known.retries
         if count and not known.count:
             known.since_ms = now_ms
