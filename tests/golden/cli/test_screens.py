@@ -78,6 +78,11 @@ def test_usage(width):
     same_as(f"usage-{width}", usage.usage_page(found, screen(width)))
 
 
+def test_usage_without_a_time_limit():
+    found = msgspec.structs.replace(msgspec.convert(views.job_usage(), JobUsageView), time_limit_s=None)
+    assert "  time        ran 10m00s, no limit, 6m48s waiting" in usage.usage_page(found, screen(80))
+
+
 @pytest.mark.parametrize("width", [80, 140])
 def test_top(width):
     seen = views.overview()

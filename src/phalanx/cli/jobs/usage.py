@@ -149,8 +149,11 @@ def _time(found: JobUsageView) -> str:
     attempts = found.summary.attempts
     if not attempts:
         return ""
-    ran = "" if found.measured is None else f"ran {format_duration(found.measured.run_s)} of "
-    limit = "no limit" if found.time_limit_s is None else f"a limit of {format_duration(found.time_limit_s)}"
+    ran = "" if found.measured is None else f"ran {format_duration(found.measured.run_s)}"
+    if found.time_limit_s is None:
+        limit = ", no limit" if ran else "no limit"
+    else:
+        limit = f"{' of ' if ran else ''}a limit of {format_duration(found.time_limit_s)}"
     return f"{ran}{limit}, {format_duration(found.summary.queued_s)} waiting"
 
 
