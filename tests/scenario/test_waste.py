@@ -217,6 +217,17 @@ def test_work_after_the_warning_saves_the_job():
     assert len(one.lines(idle, WARNING)) == len(one.lines(idle, ENDED)) == 1
 
 
+def test_a_policy_that_is_removed_after_its_warning_withdraws_it():
+    one = Watched(action=IdleAction.RELEASE)
+    idle = one.busy_then_idle(gpus=1)
+    one.run(170.0)
+    one.set_policy(action=IdleAction.OFF)
+    one.run(120.0)
+    assert one.cluster.job(idle).state is JobState.RUNNING
+    (line,) = one.lines(idle, ENDED)
+    assert line.text == "it no longer counts as idle: the warning of the idle policy is withdrawn"
+
+
 def test_a_policy_that_comes_late_gives_the_whole_grace():
     one = Watched()
     one.set_policy(action=IdleAction.OFF)

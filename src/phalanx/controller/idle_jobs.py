@@ -83,7 +83,7 @@ class IdlePolicyKeeper:
     Attributes:
         _jobs: those that are idle.
         _progress: how far the policy is with each of them.
-        _over: jobs that were warned, and use their GPUs again; the next step records it.
+        _over: jobs that were warned and no longer count as idle, since they work or the policy is gone; the next step records it.
         _before: `_progress` and `_over` before a step that is not durable yet, for `undo`.
     """
 
@@ -171,7 +171,7 @@ def _subject(world: World, seen: IdleJob) -> tuple[Job, Attempt, IdlePolicy] | N
 def _record_end(context: StepContext, job_id: JobId) -> None:
     job, attempt = context.world.jobs.get(job_id), context.world.attempts.get(job_id)
     if job is not None and attempt is not None and attempt.state is AttemptState.RUNNING:
-        text = "it uses its GPUs again: the idle policy of its queue no longer applies"
+        text = "it no longer counts as idle: the warning of the idle policy is withdrawn"
         context.change.add_history(
             HistoryLine(
                 seq=0, at_s=context.now.wall_s, kind=ENDED, text=text, job_id=job_id, epoch=job.epoch, by=IDLE_POLICY
