@@ -235,6 +235,20 @@ def test_a_process_left_behind_by_a_double_fork_counts_for_the_slot_of_its_rank(
         keeper.communicate()
 
 
+@pytest.mark.parametrize("stated", ["9" * 5000, "-1", "x", ""])
+def test_a_process_that_states_an_odd_rank_counts_for_every_slot_of_its_job(stated):
+    probe = VirtualProbe("n0", 1, 1 << 30)
+    process = subprocess.Popen(["sleep", "100"], env={**os.environ, "LOCAL_RANK": stated})
+    try:
+        probe.bind(0, [SlotTenant(keeper=os.getpid(), ranks={}, local_ranks=frozenset({0}))])
+        (sample,) = probe.sample()
+        assert sample.processes is not None
+        assert sample.processes >= 1
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_virtual_devices_have_names_of_their_own():
     facts = VirtualProbe("n0", 2, 5).devices()
     assert [device.uuid for device in facts] == ["VIRTUAL-n0-0", "VIRTUAL-n0-1"]

@@ -21,6 +21,7 @@ from phalanx.node.processes.proctable import (
 
 COUNTER = "rank_cpu"
 _LOCAL_RANK = b"LOCAL_RANK"
+_RANK_DIGITS_MAX = 6  # a process writes its environment as it likes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +144,7 @@ class VirtualProbe:
         if row.identity in self._left_by:
             return self._left_by[row.identity]
         stated = process_environment(row.pid).get(_LOCAL_RANK, b"")
-        return int(stated) if stated.isdigit() else None
+        return int(stated) if stated.isdigit() and len(stated) <= _RANK_DIGITS_MAX else None
 
     def close(self) -> None:
         """Do nothing: it holds no resources."""
