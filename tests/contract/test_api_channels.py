@@ -11,7 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from phalanx.api.live import channel_sender
 from phalanx.core.state.events import ChangeProject
+from phalanx.core.state.records import CHANNEL_MARKS
 from phalanx.core.work.usage_hour import UsageHour, UsageRow
 from phalanx.providers.notifications.apprise_notifier import AppriseNotifier
 from tests.contract.api_head import ApiHead, Supervisor, code, until
@@ -24,11 +26,14 @@ class Receiver:
 
     def __init__(self):
         self.status, self.got = 200, []
+        self.free = threading.Event()  # cleared: it takes its time
+        self.free.set()
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                receiver.free.wait(60)
                 if receiver.status == 200:
                     receiver.got.append((body["title"], body["message"]))
                 self.send_response(receiver.status)
@@ -42,7 +47,7 @@ class Receiver:
 
     @property
     def url(self):
-        return f"json://user:{SECRET}@127.0.0.1:{self.server.server_port}/hook?+X-Key={SECRET}"
+        return f"json://user:{SECRET}@127.0.0.1:{self.server.server_port}/hook/{SECRET}?+X-Key={SECRET}"
 
     def close(self):
         self.server.shutdown()
@@ -105,7 +110,7 @@ def sent(head, sender):
     head.clock.ahead_s += 11.0  # until the next message may go
 
 
-def test_a_channel_is_told_of_what_happens_after_it_was_added(head, call, fail, sender, receiver):
+def test_a_channel_receives_what_happens_after_it_was_added(head, call, fail, sender, receiver):
     before = fail()
     add(call, receiver, topics=["jobs"])
     sent(head, sender)
@@ -170,7 +175,7 @@ def test_a_head_that_starts_again_goes_on_where_it_was(head, call, fail, sender,
         again.close()
 
 
-def test_a_channel_of_a_project_is_told_of_its_jobs_only(head, call, fail, sender, receiver):
+def test_a_channel_of_a_project_receives_messages_about_its_jobs_only(head, call, fail, sender, receiver):
     head.ask(ChangeProject(project_id="vision", by="root", as_admin=True))
     add(call, receiver, project="vision", topics=["jobs"])
     sent(head, sender)
@@ -199,6 +204,19 @@ def test_the_digest_comes_once_after_the_month(head, call, sender, receiver):
 
 
 @pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (f"jsons://hooks.example.org/services/{SECRET}", "jsons://hooks.example.org/..."),
+        (f"ntfy://{SECRET}", "ntfys://..."),
+        (f"ntfys://ntfy.example.org/{SECRET}", "ntfys://ntfy.example.org/..."),
+        ("json://hooks.example.org", "json://hooks.example.org"),
+    ],
+)
+def test_the_path_of_a_webhook_is_a_secret(url, shown):
+    assert AppriseNotifier().describe(url) == shown
+
+
+@pytest.mark.parametrize(
     ("body", "word"),
     [
         ({"url": "nothing://x"}, "known service"),
@@ -218,7 +236,7 @@ def test_operators_cannot_read_or_add_channels(call, receiver):
     assert code(call("operator", "PUT", "/v1/channels/ops", {"url": receiver.url})) == (403, "not_permitted")
 
 
-def test_a_removed_channel_is_told_nothing(head, call, fail, sender, receiver):
+def test_a_removed_channel_receives_nothing(head, call, fail, sender, receiver):
     add(call, receiver, topics=["jobs"])
     sent(head, sender)
     reply = call("admin", "DELETE", "/v1/channels/ops")
@@ -226,3 +244,74 @@ def test_a_removed_channel_is_told_nothing(head, call, fail, sender, receiver):
     fail()
     sent(head, sender)
     assert receiver.got == []
+
+
+def return_to_service(call, times):
+    """Each time makes one line."""
+    for _ in range(times):
+        assert call("operator", "POST", "/v1/nodes/n0/drain", {"why": "fan", "cordon_only": True}).status_code == 200
+        assert call("operator", "POST", "/v1/nodes/n0/undrain").status_code == 200
+
+
+def test_lines_that_come_while_a_message_is_sent_are_sent_although_older_ones_are_dropped(
+    head, call, sender, receiver, monkeypatch
+):
+    Supervisor(call).hello()
+    add(call, receiver, topics=["nodes"])
+    sent(head, sender)
+    monkeypatch.setattr(channel_sender, "PENDING_MAX", 2)
+    receiver.free.clear()
+    return_to_service(call, 2)
+    sender.step()  # two lines are on their way
+    return_to_service(call, 1)
+    sender.step()  # a third one waits; the oldest of those on their way is dropped from the list
+    receiver.free.set()
+    sent(head, sender)
+    sent(head, sender)
+    assert [title for title, _ in receiver.got] == [
+        "Phalanx: 2 messages about nodes",
+        "Phalanx: n0 is in service again",
+    ]
+
+
+def test_a_channel_that_is_replaced_gets_what_waits_at_its_new_url_and_with_its_new_topics(
+    head, call, fail, sender, receiver
+):
+    wrong = Receiver()
+    try:
+        wrong.status = 404
+        add(call, wrong, topics=["jobs", "nodes"])
+        sent(head, sender)
+        return_to_service(call, 1)
+        job = fail()
+        sender.step()
+        until(sender._progress["ops"].sending.done)
+        sender.step()  # refused: it would wait ten seconds before the next try
+        add(call, receiver, topics=["jobs"])
+        sent(head, sender)
+    finally:
+        wrong.close()
+    [(_, message)] = receiver.got
+    assert message.startswith(f"job {job} ")
+    assert "in service" not in message
+
+
+def test_what_was_sent_is_recorded_at_once_on_a_machine_that_has_just_started(head, call, sender, receiver):
+    Supervisor(call).hello()
+    add(call, receiver, topics=["nodes"])
+    sent(head, sender)
+    head.clock.ahead_s -= head.clock.boottime_s() - 60.0
+    sender._progress.clear()
+    return_to_service(call, 1)
+    sent(head, sender)
+    assert head.store.record(CHANNEL_MARKS, "ops").seq == sender._progress["ops"].seq
+
+
+def test_messages_leave_no_line_in_the_audit_trail(head, call, sender, receiver):
+    Supervisor(call).hello()
+    add(call, receiver, topics=["nodes"])
+    return_to_service(call, 1)
+    before = call("admin", "GET", "/v1/audit").json()["lines"]
+    sent(head, sender)
+    drained = [line["action"] for line in call("admin", "GET", "/v1/audit").json()["lines"]]
+    assert drained == [line["action"] for line in before]

@@ -1,4 +1,4 @@
-"""Tells notification channels of lines of the history, and of the past month. A thread reads, others send, so that no channel waits for another.
+"""Delivers lines of the history, and a digest of the past month, to notification channels. A thread reads, others send: no channel waits for another.
 
 Each line is sent at least once: a head that crashes after sending and before it has recorded that sends again. Lines that come close together
 are one message.
@@ -6,20 +6,21 @@ are one message.
 
 from __future__ import annotations
 
+import calendar
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from phalanx.api.services import HeadServices
-from phalanx.core.access.audit import AuditCall
 from phalanx.core.accounting.usage_digest import digest_message
 from phalanx.core.errors import PhalanxError, TryLater
-from phalanx.core.ids import JobId, ProjectId, TokenId, UserId
+from phalanx.core.ids import JobId, ProjectId
 from phalanx.core.state.events import MarkChannels
 from phalanx.core.state.records import CHANNEL_MARKS, CHANNELS
 from phalanx.core.work.channel import KINDS, Channel, ChannelMark, ChannelTopic, Message, message_of
@@ -35,18 +36,26 @@ _MARK_EVERY_S: Final = 3600.0  # how much of the history a head reads again at m
 _PAGE: Final = 1000
 _SENDERS: Final = 4
 _TIMEOUT_S: Final = 60.0  # of a commit
-_HEAD: Final = AuditCall(user=UserId("head"), token_id=TokenId(""), origin="head", action="channels")
 _log: Final = logging.getLogger("phalanx.channels")
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line that waits. `project`: of its job; "" for none."""
+
+    topic: ChannelTopic
+    project: ProjectId
+    text: str
 
 
 @dataclass(slots=True)
 class _Progress:
-    """How far one channel is. `seq`: of the last line that it was compared with; `sent_seq`, `digest`: as recorded."""
+    """How far one channel is. `seq`: of the last line that it was compared with; `digest`: the last month that it received, as recorded."""
 
+    channel: Channel
     seq: int
-    sent_seq: int
     digest: str
-    pending: list[tuple[ChannelTopic, str]] = field(default_factory=list)
+    pending: list[_Line] = field(default_factory=list)
     sending: Future[None] | None = None
     sending_lines: int = 0
     sending_digest: str = ""
@@ -101,8 +110,11 @@ class ChannelSender:
             for gone in self._progress.keys() - names:
                 del self._progress[gone]
             for channel in channels:
-                if channel.id not in self._progress:
+                known = self._progress.get(channel.id)
+                if known is None:
                     self._progress[channel.id] = self._begin(channel)
+                elif known.channel != channel:
+                    self._progress[channel.id] = _replaced(known, channel)
             if channels:
                 self._read(channels)
                 for channel in channels:
@@ -121,10 +133,10 @@ class ChannelSender:
 
     def _begin(self, channel: Channel) -> _Progress:
         mark = self._services.store.record(CHANNEL_MARKS, channel.id)
-        if mark is None:  # a new channel is told of what happens from now on
+        if mark is None:  # a new channel receives what happens from now on
             mark = ChannelMark(id=channel.id, seq=self._newest_seq(), digest=self._month(0))
             self._record([mark])
-        return _Progress(seq=mark.seq, sent_seq=mark.seq, digest=mark.digest, marked_s=self._now_s())
+        return _Progress(channel=channel, seq=mark.seq, digest=mark.digest, marked_s=self._now_s())
 
     def _read(self, channels: list[Channel]) -> None:
         """Compare all channels with the lines that are new to one of them."""
@@ -143,12 +155,12 @@ class ChannelSender:
                 for channel in channels:
                     progress = self._progress[channel.id]
                     if line.seq > progress.seq and channel.takes(topic, project):
-                        progress.pending.append((topic, text))
+                        progress.pending.append(_Line(topic, project, text))
             after = lines[-1].seq
             for channel in channels:
                 progress = self._progress[channel.id]
                 progress.seq = max(progress.seq, after)
-                del progress.pending[:-PENDING_MAX]
+                _drop_oldest(progress)
             if len(lines) < _PAGE:
                 return
 
@@ -165,12 +177,16 @@ class ChannelSender:
             return
         month = self._month(-1)
         if progress.digest != self._month(0) and channel.takes(ChannelTopic.DIGEST, channel.project):
-            message, progress.sending_digest = self._digest(month, channel.project), self._month(0)
+            message, progress.sending_digest = partial(self._digest, month, channel.project), self._month(0)
         elif progress.pending:
-            message, progress.sending_lines = message_of(progress.pending), len(progress.pending)
+            lines = [(line.topic, line.text) for line in progress.pending]
+            message, progress.sending_lines = partial(message_of, lines), len(lines)
         else:
             return
-        progress.sending = self._pool.submit(partial(self.notifier.send, channel.url, message))
+        progress.sending = self._pool.submit(self._deliver, channel.url, message)
+
+    def _deliver(self, url: str, message: Callable[[], Message]) -> None:
+        self.notifier.send(url, message())
 
     def _finish(self, channel: Channel, progress: _Progress) -> None:
         """Take the result of a message that was sent."""
@@ -183,7 +199,7 @@ class ChannelSender:
             progress.next_s = self._now_s() + BETWEEN_S
             del progress.pending[: progress.sending_lines]
             progress.digest = progress.sending_digest or progress.digest
-            progress.marked_s = 0.0  # record it now
+            progress.marked_s = -math.inf  # record it now
         else:
             progress.error = str(error) if isinstance(error, PhalanxError) else type(error).__name__
             progress.next_s = self._now_s() + RETRY_S[min(progress.failures, len(RETRY_S) - 1)]
@@ -192,7 +208,7 @@ class ChannelSender:
         progress.sending_lines, progress.sending_digest = 0, ""
 
     def _mark(self) -> None:
-        """Record how far channels are to which nothing is owed."""
+        """Record how far those channels are for which nothing waits."""
         marks = []
         for name, progress in self._progress.items():
             due = self._now_s() - progress.marked_s >= _MARK_EVERY_S
@@ -201,10 +217,10 @@ class ChannelSender:
         if marks:
             self._record(marks)
             for mark in marks:
-                self._progress[mark.id].marked_s, self._progress[mark.id].sent_seq = self._now_s(), mark.seq
+                self._progress[mark.id].marked_s = self._now_s()
 
     def _record(self, marks: list[ChannelMark]) -> None:
-        self._services.controller.request(MarkChannels(marks=marks), replace(_HEAD)).result(timeout=_TIMEOUT_S)
+        self._services.controller.request(MarkChannels(marks=marks)).result(timeout=_TIMEOUT_S)
 
     def _digest(self, month: str, project: ProjectId) -> Message:
         begin_s = _month_begin_s(month)
@@ -237,7 +253,18 @@ class ChannelSender:
         )
 
 
-def _month_begin_s(month: str) -> float:
-    import calendar
+def _replaced(known: _Progress, channel: Channel) -> _Progress:
+    """Go on with the new settings at once. Lines that wait and that the new settings take stay; the old address gets no more of them."""
+    kept = [line for line in known.pending if channel.takes(line.topic, line.project)]
+    return _Progress(channel=channel, seq=known.seq, digest=known.digest, pending=kept, marked_s=-math.inf)
 
+
+def _drop_oldest(progress: _Progress) -> None:
+    """Keep the newest PENDING_MAX lines that wait. Of those that are being sent, fewer are left to take off when they are sent."""
+    dropped = max(0, len(progress.pending) - PENDING_MAX)
+    del progress.pending[:dropped]
+    progress.sending_lines = max(0, progress.sending_lines - dropped)
+
+
+def _month_begin_s(month: str) -> float:
     return float(calendar.timegm(time.strptime(f"{month}-01 UTC", "%Y-%m-%d %Z")))

@@ -33,7 +33,7 @@ async def list_channels(request: Request) -> Response:
 
 @routes.put("/v1/channels/{name}", Action.ADMINISTER, body=ChannelBody, reply=ChannelList)
 async def put_channel(request: Request, name: str) -> Response:
-    """Add a channel, or replace one. It is told of what happens from now on."""
+    """Add a channel, or replace one. A new channel receives what happens from now on."""
     runtime = runtime_of(request)
     body = await read_record(request, ChannelBody, runtime.services.limits.body_bytes)
     wrong = unknown_topics(body.topics)

@@ -13,7 +13,7 @@ from phalanx.core.state.records import CHANNEL_MARKS, CHANNELS
 from phalanx.core.work.channel import Channel
 from phalanx.core.work.users import Action
 
-CHANNELS_MAX: Final = 200  # each is compared with every line that is sent
+CHANNELS_MAX: Final = 200  # each is compared with every line that is delivered
 handlers: Final = RequestHandlers()
 
 
@@ -40,7 +40,7 @@ def remove_channel(context: StepContext, request: RemoveChannel) -> None:
 
 @handlers.add(MarkChannels, None, audit=lambda request, _: f"{len(request.marks)} channels")
 def mark_channels(context: StepContext, request: MarkChannels) -> None:
-    """Record how far channels have been told; not for those that were removed meanwhile."""
+    """Record what was delivered to channels; not for those that were removed meanwhile."""
     for mark in request.marks:
         if mark.id in context.world.table(CHANNELS):
             context.change.put(mark)

@@ -392,7 +392,7 @@ class RemoveChannel(Request[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkChannels(Request[None]):
-    """Record how far channels have been told. Sent by the head after a message was accepted."""
+    """Record what was delivered to channels. Sent by the head after a service accepted a message."""
 
     marks: Sequence[ChannelMark]
 

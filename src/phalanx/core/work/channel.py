@@ -13,7 +13,7 @@ LINES_MAX: Final = 20  # in one message; a storm of events becomes one message t
 
 
 class ChannelTopic(enum.StrEnum):
-    """What a channel can be told. DIGEST: the use of the past month, on its first day after."""
+    """What a channel can receive. DIGEST: the use of the past month, on the first day of the next one."""
 
     JOBS = "jobs"
     NODES = "nodes"
@@ -62,13 +62,13 @@ class Channel:
     created_s: float
 
     def takes(self, topic: ChannelTopic, project: ProjectId) -> bool:
-        """Whether it is told of this topic. `project`: of the job that the message is about; "" for none."""
+        """Whether it receives this topic. `project`: of the job that the message is about; "" for none."""
         return (not self.topics or topic in self.topics) and self.project in ("", project)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelMark:
-    """How far a channel has been told. `seq`: of the last history line; `digest`: the last month, as 2026-11."""
+    """How much of the history was delivered to a channel. `seq`: of the last line; `digest`: the last month, as 2026-11."""
 
     id: str
     seq: int

@@ -12,8 +12,10 @@ from phalanx.core.work.channel import Message
 if TYPE_CHECKING:
     import apprise
 
-# Services that reach only the head's own machine or screen: nobody reads them, and some run programs.
+# Services that reach only the head's own machine or screen, where messages would not be read; some run programs.
 _LOCAL: Final = frozenset({"dbus", "glib", "gnome", "growl", "kde", "macosx", "qt", "syslog", "windows"})
+# Services whose path Apprise shows whole, although it often is the secret: webhooks, and topics that are readable for all who know them.
+_PATH_IS_SECRET: Final = frozenset({"form", "json", "ntfy", "xml"})
 _EXAMPLE: Final = "mailto://USER:PASSWORD@example.org, slack://..., json://HOST/PATH; see the list of Apprise"
 _SECRET: Final = re.compile(r"\S*://\S*")
 
@@ -28,7 +30,12 @@ class AppriseNotifier:
             BadRequest: no service has such a URL.
         """
         service = _service(url)
-        return str(service.url(privacy=True)).partition("?")[0]
+        shown = str(service.url(privacy=True)).partition("?")[0]
+        scheme, _, rest = shown.partition("://")
+        if scheme.removesuffix("s") not in _PATH_IS_SECRET:
+            return shown
+        host, _, path = rest.partition("/")
+        return f"{scheme}://{host}/..." if path else f"{scheme}://{'...' if scheme.startswith('ntfy') else host}"
 
     def send(self, url: str, message: Message) -> None:
         """Send a message.
