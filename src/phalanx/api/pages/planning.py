@@ -19,7 +19,6 @@ from phalanx.core.access.caller import Caller, may
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.ids import NodeId, QueueId
 from phalanx.core.work.users import Action
-from phalanx.planner.facts.models import read_models
 from phalanx.plans.records import PlanAnswer
 from phalanx.web.plan_page import plan_page
 from phalanx.web.what_if_page import what_if_page
@@ -125,4 +124,6 @@ async def _fleet_now(runtime: ApiRuntime, caller: Caller, asked: Mapping[str, st
 
 @cache
 def _model_names() -> tuple[str, ...]:
+    from phalanx.planner.facts.models import read_models
+
     return tuple(sorted({entry.model.name for entry in read_models()}))

@@ -16,7 +16,6 @@ from phalanx.api.services import HeadServices
 from phalanx.api.turns import in_turn
 from phalanx.api.views.live import live_attempts, live_node_views
 from phalanx.core.work.users import Action
-from phalanx.plans.answer import compute_plan
 from phalanx.plans.records import PlanAnswer, as_json
 from phalanx.wire.api.nodes import NodeView, ProfileReply
 from phalanx.wire.api.plan import PlanBody
@@ -56,4 +55,10 @@ async def plan_of(runtime: ApiRuntime, asked: PlanBody) -> PlanAnswer:
         TryLater: too many requests wait.
     """
     options = {**msgspec.structs.asdict(asked), "prices": (), "explain": False}
-    return await in_turn(lambda: compute_plan(options, fleet=lambda: _Fleet(runtime.services), files=False))
+
+    def compute() -> PlanAnswer:
+        from phalanx.plans.answer import compute_plan  # the planner: a head that plans nothing does not load it
+
+        return compute_plan(options, fleet=lambda: _Fleet(runtime.services), files=False)
+
+    return await in_turn(compute)
