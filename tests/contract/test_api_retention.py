@@ -149,6 +149,17 @@ def test_the_newest_valid_checkpoint_stays(head, call, supervisor):
     assert clean(call, kinds=["checkpoints"])["removed"] == {}
 
 
+def test_the_only_checkpoint_of_a_job_is_not_read(head, call, supervisor, monkeypatch):
+    old = finished(head, call, supervisor)
+    only, folder = save(head, old, 10)
+    with_checkpoints(head, old, only)
+    head.clock.ahead_s += 40 * DAY_S
+    read = []
+    monkeypatch.setattr(manifest, "verify", lambda *args, **_: read.append(args))
+    assert clean(call, kinds=["checkpoints"])["removed"] == {}
+    assert (read, folder.exists()) == ([], True)
+
+
 def test_an_earlier_checkpoint_stays_if_the_newest_is_damaged(head, call, supervisor):
     old = finished(head, call, supervisor)
     (first, earlier), (second, newest) = save(head, old, 10), save(head, old, 20, rotten=True)
@@ -214,6 +225,18 @@ def test_a_removal_that_stops_is_completed_by_the_next_run(head, call, superviso
     assert call("operator", "GET", "/v1/retention").json()["run"]["error"]
     clean(call)
     assert (stored(head, old), owners.exists()) == ([], False)
+
+
+def test_files_that_cannot_be_removed_do_not_hold_up_those_of_other_jobs(head, call, supervisor):
+    stuck, other = finished(head, call, supervisor), finished(head, call, supervisor)
+    head.clock.ahead_s += 40 * DAY_S
+    arm("outputs.delete.remove", FailureMode.ERROR)  # once: the first one
+    call("admin", "POST", "/v1/retention/runs", {"older_than_s": 30 * DAY_S, "kinds": ["outputs"]})
+    until(lambda: call("operator", "GET", "/v1/retention").json()["run"]["ended_s"])
+    run = call("operator", "GET", "/v1/retention").json()["run"]
+    assert run["error"]
+    assert run["removed"]["outputs"]["count"] == 1
+    assert (stored(head, stuck), stored(head, other)) == (["logs", "outputs"], ["logs"])
 
 
 def test_one_run_at_a_time(head, call, supervisor):

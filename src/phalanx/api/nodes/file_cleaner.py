@@ -1,7 +1,7 @@
 """Removes the files of ended jobs by age: when an operator asks, and every hour by the retention policy. One run at a time, on a thread of its own.
 
-Only files of jobs that the store knows as ended are removed, each after a line in the job's history. Files of unknown jobs stay. A run that is
-interrupted leaves files that the next one finds again.
+Only files of jobs that the store knows as ended are removed, each after a line in the job's history. Files of unknown jobs stay. The next run
+finds files again that a run could not remove, or that it left because it was interrupted.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class FileCleaner:
         if not run.request.dry_run:
             self._record(run, batch)
         for found in batch:
-            if not run.request.dry_run:
-                found.remove()
+            if not run.request.dry_run and not _is_removed(run, found):
+                continue
             count = run.sums.setdefault(found.kind, [0, 0])
             count[0] += 1
             count[1] += found.size_bytes
@@ -212,7 +212,7 @@ class FileCleaner:
     def _uploads(self, before_s: float) -> Iterator[_Found]:
         blobs = self._services.blobs
         for sha256, size in blobs.unused(before_s):
-            # Read anew for each: a job may have been submitted with it meanwhile.
+            # Read again for each: a job may have been submitted with it meanwhile.
             if sha256 not in self._needed_uploads():
                 remove = partial(blobs.remove_unused, sha256, before_s)
                 yield _Found(kind=RetainedFiles.UPLOADS, name=sha256[:12], size_bytes=size, job=None, remove=remove)
@@ -240,6 +240,18 @@ class FileCleaner:
             },
             largest=[_expired_view(found) for _, _, found in sorted(run.largest, reverse=True)],
         )
+
+
+def _is_removed(run: _Run, found: _Found) -> bool:
+    """Remove files. If that fails they stay for the next run, and this one goes on with those of other jobs."""
+    try:
+        found.remove()
+    except (PhalanxError, OSError) as error:
+        if not run.error:
+            _log.warning("the %s of job %s could not be removed: %s", found.kind, found.name, error)
+            run.error = str(error)
+        return False
+    return True
 
 
 def _expired_view(found: _Found) -> ExpiredFiles:

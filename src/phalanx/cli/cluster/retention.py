@@ -123,7 +123,7 @@ def _run(head: Client, age_s: float, kinds: tuple[str, ...], *, dry_run: bool) -
     """Start a run, and wait for its end with a progress line on a terminal.
 
     Raises:
-        PhalanxError: the run stopped before its end.
+        PhalanxError: the run did not remove all files.
     """
     run = head.start_retention_run(age_s, kinds=kinds, dry_run=dry_run)
     shown = sys.stderr.isatty()
@@ -138,7 +138,9 @@ def _run(head: Client, age_s: float, kinds: tuple[str, ...], *, dry_run: bool) -
     if shown:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     if run.error:
-        raise PhalanxError(f"the run stopped: {run.error}", hint="phalanx doctor; then run the same command again")
+        raise PhalanxError(
+            f"not all files were removed: {run.error}", hint="phalanx doctor; then run the same command again"
+        )
     return run
 
 
@@ -182,5 +184,5 @@ def _policy_lines(found: RetentionView, screen: Terminal, now_s: float) -> list[
     elif run is not None and not run.dry_run and run.ended_s is not None:
         freed = format_bytes(sum(one.bytes for one in run.removed.values()))
         lines.append(f"last run {format_duration(max(0.0, now_s - run.ended_s))} ago: freed {freed}")
-        lines += [strip_control(f"it stopped: {run.error}")] if run.error else []
+        lines += [strip_control(f"not all files were removed: {run.error}")] if run.error else []
     return lines

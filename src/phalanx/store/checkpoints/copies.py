@@ -253,7 +253,7 @@ class CheckpointCopies:
                 remove_folder("kept.settled_job", folder)
 
     def stale_folders(self, job: Job, attempts: Sequence[Attempt]) -> list[str]:
-        """The stored checkpoints of an ended job but its newest valid one, which is verified: one pass over its bytes.
+        """The stored checkpoints of an ended job but its newest valid one, which is verified if there are others: one pass over its bytes.
 
         Empty if none of those that the job published is valid: then each may be worth something to someone.
         """
@@ -263,6 +263,8 @@ class CheckpointCopies:
             for entry in _names(os.path.join(self.root, attempt.folder))
             if _STEP.fullmatch(entry)
         }
+        if len(found) < 2:  # nothing could go; most jobs are such after the first removal
+            return []
         folders = {attempt.epoch: attempt.folder for attempt in attempts}
         for one in reversed(job.checkpoints):
             newest = self._folder(folders[one.epoch], one.step) if one.epoch in folders else one.path

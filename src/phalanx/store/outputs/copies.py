@@ -191,9 +191,10 @@ class OutputCopies:
         Raises:
             TryLater: a file could not be removed.
         """
-        with self._lock, disk_errors(self._root):
-            with contextlib.suppress(FileNotFoundError):
+        with disk_errors(self._root):
+            with self._lock, contextlib.suppress(FileNotFoundError):
                 remove_file("outputs.delete_owners", os.path.join(self._root, _NOTES, f"{folder}.json"))
+            # Without the lock, which all uploads need: a large folder takes minutes.
             with contextlib.suppress(FileNotFoundError):  # last: while it exists, the job is found again after a crash
                 remove_tree("outputs.delete", os.path.join(self._root, folder), ignore_errors=False)
 

@@ -29,7 +29,7 @@ class RetentionRun(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ages_s: the least age of each kind of file, in seconds since the end of the job.
         began_s, ended_s: Unix seconds; `ended_s` is None while it runs.
-        error: why it stopped before its end.
+        error: why it did not remove all files: the first error.
         folders, folders_done: how many folders of jobs there are, and how many it has looked at.
         removed: by kind; in a dry run what would be removed.
         largest: the largest of them.
