@@ -42,6 +42,7 @@ from tests.chromium_here import Chromium, chromium, program
 RANGES: Final = Path(__file__).parent / "ranges" / "dashboard.json"
 WATCH_S: Final = 20.0  # with and without open pages
 CHANGE_S: Final = 30.0  # time-out
+READ_S: Final = 1.0
 SETTLE_S: Final = 11.0  # of the window in which samples become a state
 # Utilizations that move the mean of three samples below and above 10 %, where an active GPU is `low` (core.accounting.activity).
 _UTILIZATIONS: Final = (0.05, 0.17, 0.02, 0.25, 0.0, 0.3)
@@ -78,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     if given.peer:
         peer = measure_ray(given.peer_python, given.nodes, runs)
-        ours, _ = measure_fleet(peer.nodes, peer.jobs, 0, runs=runs, past_jobs=0, pages=0, gpus_as=peer.nodes)
+        ours, _ = measure_fleet(peer.nodes, peer.jobs, 0, runs=runs, past_jobs=0, pages=0, changing=False)
         figures += beside(ours, peer)
         facts |= {"ray_nodes": peer.nodes, "ray_jobs": peer.jobs, "ray_version": peer.version}
     print_figures(figures, {**facts, "load_1m": os.getloadavg()[0], "cpus": os.cpu_count()}, as_json=given.json)
@@ -86,15 +87,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure_fleet(
-    nodes: int, running: int, waiting: int, *, runs: int, past_jobs: int, pages: int, gpus_as: int = 0
+    nodes: int, running: int, waiting: int, *, runs: int, past_jobs: int, pages: int, changing: bool = True
 ) -> tuple[list[Figure], dict[str, Any]]:
-    """Return the figures of one size of fleet. `gpus_as`: leave out what is not compared with a peer."""
+    """Return the figures of one size of fleet. `changing`: also what changes of the fleet cost the page."""
     ranges = json.loads(RANGES.read_text(encoding="utf-8"))
     with played_fleet(nodes, running, waiting, past_jobs) as fleet:
         with chromium() as page:
             views = [cold_view(fleet, page) for _ in range(runs)]
             print_progress(f"first views in {', '.join(format(view['first_view_ms'], '.0f') for view in views)} ms")
-            ticks = [] if gpus_as else changes(fleet, page, nodes)
+            ticks = changes(fleet, page, nodes) if changing else []
             long = page.run("seen.long")
         lists = list_ms(fleet, runs) if past_jobs else []
         cost = open_pages_cost(fleet, pages) if pages else None
@@ -150,17 +151,33 @@ def cold_view(fleet: PlayedFleet, page: Chromium) -> dict[str, Any]:
     page.until("location.href === 'about:blank'")
     page.send("Network.clearBrowserCache")
     observer = page.send("Page.addScriptToEvaluateOnNewDocument", source=_OBSERVER)["identifier"]
-    page.received_bytes = 0
+    page.received.clear()
     page.send("Page.navigate", url=url)
     page.until(_USABLE)
-    time.sleep(1.0)  # what the page does after it is usable counts as well
+    time.sleep(READ_S)  # what the page does after it is usable counts as well
     page.send("Page.removeScriptToEvaluateOnNewDocument", identifier=observer)
     return {
         "first_view_ms": page.until(_PAINTED),
         "usable_ms": page.run(_USABLE),
         "long": page.run("seen.long"),
-        "transfer_kb": page.received_bytes / 1000,
+        "transfer_kb": (sum(page.received.values()) + stream_bytes(fleet)) / 1000,
     }
+
+
+def stream_bytes(fleet: PlayedFleet) -> int:
+    """Return how much the stream of a page that opens sends in a second: Chromium does not count it."""
+    received, end = 0, time.monotonic() + READ_S
+    with _open_page(fleet) as connection:
+        while (left_s := end - time.monotonic()) > 0:
+            connection.settimeout(left_s)
+            try:
+                piece = connection.recv(1 << 16)
+            except TimeoutError:
+                break
+            if not piece:
+                break
+            received += len(piece)
+    return received
 
 
 def changes(fleet: PlayedFleet, page: Chromium, nodes: int) -> list[float]:

@@ -58,11 +58,11 @@ def measure_ray(python: str, nodes: int, runs: int) -> RayPage:
         views = []
         for _ in range(runs):
             with chromium() as page:
-                page.received_bytes = 0
+                page.received.clear()
                 page.send("Page.navigate", url=f"{facts['url']}/#/cluster")
                 rows = min(_ROWS, facts["nodes"])
                 usable = page.until(f"document.querySelectorAll('tbody tr').length >= {rows} && performance.now()")
-                views.append((page.until(_PAINTED), usable, page.received_bytes / 1000))
+                views.append((page.until(_PAINTED), usable, sum(page.received.values()) / 1000))
     finally:
         process.communicate()
     return RayPage(

@@ -24,14 +24,15 @@ def program() -> str | None:
 class Chromium:
     """One page of one browser, with a profile of its own. `problems`: what the page printed as an error, and scripts that failed.
 
-    `received_bytes`: of all answers, as they came over the network.
+    `received`: bytes of each answer by its request, as they came over the network. Of streams that last only the head: Chromium does not count
+    their data before their end.
     """
 
     def __init__(self, folder: str, process: subprocess.Popen[bytes]) -> None:
         self.process, self.number = process, 0
         self.problems: list[str] = []
         self.dialogs: list[str] = []
-        self.received_bytes = 0
+        self.received: dict[str, int] = {}
         path = Path(folder, "DevToolsActivePort")
         end = time.monotonic() + WAIT_S
         while not (path.exists() and path.read_text().count("\n") >= 1):
@@ -63,9 +64,11 @@ class Chromium:
     def _note(self, event: Any) -> None:
         method, params = event.get("method"), event.get("params", {})
         if method == "Network.dataReceived":
-            self.received_bytes += params["encodedDataLength"]
+            self._count(params["requestId"], params["encodedDataLength"])  # 0 for a page itself until it is complete
         elif method == "Network.responseReceived":
-            self.received_bytes += params["response"]["encodedDataLength"]  # its head
+            self._count(params["requestId"], params["response"]["encodedDataLength"])  # its head
+        elif method == "Network.loadingFinished":
+            self.received[params["requestId"]] = int(params["encodedDataLength"])  # all of it, with its head
         elif method == "Runtime.exceptionThrown":
             details = params["exceptionDetails"]
             self.problems.append(details.get("exception", {}).get("description") or details["text"])
@@ -78,6 +81,9 @@ class Chromium:
             self.number += 1
             accept = {"id": self.number, "method": "Page.handleJavaScriptDialog", "params": {"accept": False}}
             self.socket.send(json.dumps({**accept, "sessionId": self.session}))
+
+    def _count(self, request: str, more: int) -> None:
+        self.received[request] = self.received.get(request, 0) + more
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page; promises are awaited."""
