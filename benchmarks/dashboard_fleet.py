@@ -20,7 +20,7 @@ from phalanx.core.access.node_tokens import node_token
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
-from phalanx.core.state.events import MemberReady, MemberStarted
+from phalanx.core.state.reports import MemberReady, MemberStarted
 from phalanx.core.units import GIB
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import Job, JobState

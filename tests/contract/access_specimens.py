@@ -12,7 +12,8 @@ import msgspec
 
 from phalanx.core.access.rules import CallerRelation
 from phalanx.core.fleet.power_limits import PowerLimits
-from phalanx.core.state.events import MemberReady, NodeDied, PowerLimited, PutChannel, SubmitService
+from phalanx.core.state.events import PutChannel, SubmitService
+from phalanx.core.state.reports import MemberReady, NodeDied, PowerLimited
 from phalanx.core.work.channel import Channel
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.planner.calibration.profile import NodeMeasurement, Profile

@@ -26,17 +26,9 @@ from phalanx.core.access.node_tokens import node_token
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.node_pool import NodeTemplate
-from phalanx.core.state.events import (
-    MemberReady,
-    MemberStarted,
-    MemberStopped,
-    PutProject,
-    PutQueue,
-    PutToken,
-    PutUser,
-    TaskExited,
-)
+from phalanx.core.state.events import PutProject, PutQueue, PutToken, PutUser
 from phalanx.core.state.records import USERS
+from phalanx.core.state.reports import MemberReady, MemberStarted, MemberStopped, TaskExited
 from phalanx.core.work.attempt import TaskExit
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.users import Token, User, UserRole

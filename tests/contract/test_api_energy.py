@@ -14,7 +14,7 @@ from phalanx.cli.report.report_table import report_page
 from phalanx.cli.terminal import Terminal
 from phalanx.core.fleet.power_limits import PowerLimits
 from phalanx.core.state.commands import LimitPower
-from phalanx.core.state.events import PowerLimited
+from phalanx.core.state.reports import PowerLimited
 from phalanx.wire.api.energy import EnergyReportView
 from phalanx.wire.api.nodes import NodeView
 from phalanx.wire.supervisor import CommandsReply, EnergyReading, HelloRequest, SamplesRequest, decode_command

@@ -20,7 +20,7 @@ from phalanx.api.services import ApiLimits
 from phalanx.client import Client
 from phalanx.client.event_stream import follow_stream
 from phalanx.core.errors import BadRequest, NotPermitted, WaitTimedOut
-from phalanx.core.state.events import MemberStopped, TaskExited
+from phalanx.core.state.reports import MemberStopped, TaskExited
 from phalanx.core.work.attempt import TaskExit
 from tests.contract.api_head import TOKENS, ApiHead, Caller, Supervisor, bearer, until
 

@@ -13,13 +13,7 @@ import pytest
 
 from phalanx.core.errors import TryLater
 from phalanx.core.state.commands import CleanUpAttempt, PrepareTasks
-from phalanx.core.state.events import (
-    CheckpointSaved,
-    MemberReady,
-    MemberStarted,
-    NodeDied,
-    SupervisorRegistered,
-)
+from phalanx.core.state.reports import CheckpointSaved, MemberReady, MemberStarted, NodeDied, SupervisorRegistered
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.wire.supervisor import (
     STREAM_CHUNK_BYTES_MAX,

@@ -8,12 +8,8 @@ import pytest
 from phalanx.client import Client
 from phalanx.controller.driver import ControllerDriver
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
-from phalanx.core.state.events import (
-    ChangeQueue,
-    PutQueue,
-    PutQueues,
-    SupervisorRegistered,
-)
+from phalanx.core.state.events import ChangeQueue, PutQueue, PutQueues
+from phalanx.core.state.reports import SupervisorRegistered
 from phalanx.wire.api.queues import QueueSettings
 from tests.contract.api_head import JOB, TOKENS, make_node, until
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from phalanx.core.state.events import MemberReady, MemberStarted, ReadinessChanged, SleepHookEnded
+from phalanx.core.state.reports import MemberReady, MemberStarted, ReadinessChanged, SleepHookEnded
 from tests.contract.api_head import JOB, Supervisor, code, until
 
 WEB = {**JOB, "gpus": 1, "name": "web", "type": "service", "replicas": "1..3", "port": 8000, "ready": "/health"}

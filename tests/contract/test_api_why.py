@@ -11,7 +11,8 @@ from phalanx.cli.jobs.why import why_page, with_commands
 from phalanx.cli.terminal import Terminal
 from phalanx.client import Client
 from phalanx.core.errors import BadFile, NeverFits, NotFound, NotPermitted, TryLater
-from phalanx.core.state.events import CordonNode, SupervisorRegistered
+from phalanx.core.state.events import CordonNode
+from phalanx.core.state.reports import SupervisorRegistered
 from phalanx.ports.store import JobFilter
 from phalanx.wire.api.queues import QueueSettings
 from tests.contract.api_head import JOB, TOKENS, Supervisor, make_node, until

@@ -17,7 +17,8 @@ from phalanx.core.accounting.usage_report import UsagePeriod, UsageSum, UsageTot
 from phalanx.core.accounting.usage_states import PartState, UsageState
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.hints import HintCode
-from phalanx.core.state.events import LabelNodes, MemberReady, MemberStarted, ReadinessChanged
+from phalanx.core.state.events import LabelNodes
+from phalanx.core.state.reports import MemberReady, MemberStarted, ReadinessChanged
 from phalanx.web.assets import load_assets
 from phalanx.web.document import Viewer
 from phalanx.web.use_page import HOUR_US, STATES, Use, UseAsked, use_page

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from phalanx.core.lifecycle import settle
-from phalanx.core.state.events import MemberRefused, PutProject
+from phalanx.core.state.events import PutProject
+from phalanx.core.state.reports import MemberRefused
 from phalanx.core.work.job import BACKOFF_MAX_S
 from phalanx.core.work.keys import InvalidKey
 from phalanx.core.work.queue import Project

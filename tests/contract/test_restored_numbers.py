@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from phalanx.core.state.events import MemberStopped
+from phalanx.core.state.reports import MemberStopped
 from phalanx.store.sql.backups import backup, restore
 from phalanx.torch import checkpoint_folder
 from phalanx.wire import manifest

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.fleet.node import LimitKind
-from phalanx.core.state import events
+from phalanx.core.state import reports
 from phalanx.core.units import format_bytes
 from phalanx.core.work.share import DeviceShare, ShareKind
 from phalanx.node.processes import cgroups
@@ -122,7 +122,7 @@ def test_a_job_over_its_memory_ends_with_the_figures(way, head, tmp_path):  # no
         order = prepare(tmp_path, sys.executable, "-c", HOG)
         role = replace(order.spec.role, memory_bytes=LIMIT_BYTES)
         run(head, replace(order, spec=replace(order.spec, role=role)))
-        exit = head.heard(events.TaskExited)[0].exit
+        exit = head.heard(reports.TaskExited)[0].exit
         assert (exit.signal, exit.requested_by_phalanx) == (signal.SIGKILL, False)
         assert exit.evidence is not None
         use = exit.evidence.memory
@@ -146,7 +146,7 @@ def test_a_share_of_a_virtual_device_is_a_share_of_a_cpu(way, head, tmp_path):  
         order = replace(order, allocation=replace(order.allocation, grants=grants))
         head.say(order)
         head.say(start_of(order, head))
-        head.heard(events.MemberStarted)
+        head.heard(reports.MemberStarted)
         found = _settings(node.key)
         if way == "cgroup2":
             weight = round(10_000 * 0.25 / len(os.sched_getaffinity(0)))

@@ -22,7 +22,7 @@ import msgspec
 import pytest
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
-from phalanx.core.state import commands, events
+from phalanx.core.state import commands, reports
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.spec import JobSpec, LaunchMode, Role
@@ -45,7 +45,7 @@ class Head:
         self.hellos: list[wire.HelloRequest] = []
         self.renewals = 0
         self.framed: list[wire.Envelope] = []
-        self.events: list[events.Report] = []
+        self.events: list[reports.Report] = []
         self.event_seqs: list[int] = []
         self.streams: dict[tuple[str, int, str], bytes] = defaultdict(bytes)
         self.samples: list[wire.SamplesRequest] = []
@@ -298,7 +298,7 @@ def prepare(tmp_path: Path, *argv: str, job="1", epoch=1, generation=0, tasks=1,
 
 
 def start_of(order: commands.PrepareTasks, head: Head) -> commands.StartTasks:
-    ready = head.heard(events.MemberReady, order.job_id, generation=order.generation)[-1]
+    ready = head.heard(reports.MemberReady, order.job_id, generation=order.generation)[-1]
     return commands.StartTasks(
         node_id=NODE,
         job_id=order.job_id,
@@ -313,7 +313,7 @@ def run(head: Head, order: commands.PrepareTasks):
     """Let the job run to its end by itself."""
     head.say(order)
     head.say(start_of(order, head))
-    return head.heard(events.MemberStopped, order.job_id, generation=order.generation)[-1]
+    return head.heard(reports.MemberStopped, order.job_id, generation=order.generation)[-1]
 
 
 def stop_of(order: commands.PrepareTasks, *, grace_s=5.0, reason="cancelled") -> commands.StopTasks:
@@ -349,7 +349,7 @@ def test_job_runs_prints_and_ends(head, node, tmp_path):
     assert text(head) == "hello from 0\n", "its output is at the head before its end is"
     kinds = [type(event).__name__ for event in head.events]
     assert kinds == ["MemberReady", "MemberStarted", "TaskExited", "MemberStopped"]
-    exit = head.heard(events.TaskExited)[0].exit
+    exit = head.heard(reports.TaskExited)[0].exit
     assert (exit.rank, exit.code, exit.requested_by_phalanx) == (0, 3, False)
     assert not stopped.port_in_use
 
@@ -450,7 +450,7 @@ def test_a_report_that_is_no_checkpoint_ends_neither_reports_nor_the_supervisor(
     (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines))
     run(head, prepare(tmp_path, "sh", "-c", "cat lines > $PHALANX_REPORT_PIPE; echo still heard"))
     assert text(head) == "still heard\n"
-    assert [event.resume.step for event in head.heard(events.CheckpointSaved)] == [2]
+    assert [event.resume.step for event in head.heard(reports.CheckpointSaved)] == [2]
     assert text(head, "supervisor-0").count("is invalid and skipped") == 2
     assert node.process.poll() is None
 
@@ -473,7 +473,7 @@ def test_a_report_that_is_no_checkpoint_ends_neither_reports_nor_the_supervisor(
 def test_what_cannot_run_is_refused_with_its_name(head, node, tmp_path, argv, given, words, code):
     (tmp_path / "nccl.py").write_text("import torch.distributed as dist\ndist.init_process_group('nccl')\n")
     head.say(prepare(tmp_path, *argv, **given))
-    refused = head.heard(events.MemberRefused)[0]
+    refused = head.heard(reports.MemberRefused)[0]
     assert refused.job_at_fault
     assert words in refused.why
     assert refused.exit_code == code
@@ -481,7 +481,7 @@ def test_what_cannot_run_is_refused_with_its_name(head, node, tmp_path, argv, gi
 
 def test_device_that_is_not_there_is_the_nodes_fault(head, node, tmp_path):
     head.say(prepare(tmp_path, "true", devices=(9,)))
-    assert not head.heard(events.MemberRefused)[0].job_at_fault
+    assert not head.heard(reports.MemberRefused)[0].job_at_fault
 
 
 # ---------------------------------------------------------------------------------------------------------------- ending
@@ -495,8 +495,8 @@ def test_stop_ends_gently_then_hard_and_leaves_nothing(head, node, tmp_path):
     head.say(start_of(order, head))
     head.wait(lambda: text(head) == "up\n")
     head.say(stop_of(order, grace_s=0.3))
-    head.heard(events.MemberStopped)
-    exit = head.heard(events.TaskExited)[0].exit
+    head.heard(reports.MemberStopped)
+    exit = head.heard(reports.TaskExited)[0].exit
     assert (exit.requested_by_phalanx, exit.signal) == (True, 9)
     mine = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in node.processes()]
     assert not [line for line in mine if b"sleep" in line]
@@ -506,21 +506,21 @@ def test_bare_script_ends_by_sigterm(head, node, tmp_path):
     order = prepare(tmp_path, "sleep", "600")
     head.say(order)
     head.say(start_of(order, head))
-    head.heard(events.MemberStarted)
+    head.heard(reports.MemberStarted)
     head.say(stop_of(order))
-    head.heard(events.MemberStopped)
-    assert head.heard(events.TaskExited)[0].exit.signal == 15
+    head.heard(reports.MemberStopped)
+    assert head.heard(reports.TaskExited)[0].exit.signal == 15
 
 
 def test_sigterm_of_the_supervisor_ends_its_ranks_and_itself(head, node, tmp_path):
     order = prepare(tmp_path, "sleep", "600")
     head.say(order)
     head.say(start_of(order, head))
-    head.heard(events.MemberStarted)
+    head.heard(reports.MemberStarted)
     node.process.terminate()
     assert node.process.wait(GUARD_S) == 0
-    assert head.heard(events.TaskExited)[0].exit.requested_by_phalanx
-    head.heard(events.MemberStopped)
+    assert head.heard(reports.TaskExited)[0].exit.requested_by_phalanx
+    head.heard(reports.MemberStopped)
     assert node.processes() == []
     assert not os.path.exists(node.folder / "attempts/1.1")
 
@@ -531,10 +531,10 @@ def test_a_supervisor_that_leaves_says_so_last_and_does_not_renew_again(head, tm
         order = prepare(tmp_path, "sleep", "600")
         head.say(order)
         head.say(start_of(order, head))
-        head.heard(events.MemberStarted)
+        head.heard(reports.MemberStarted)
         node.process.terminate()
-        left = head.wait(lambda: [event for event in head.events if isinstance(event, events.NodeDied)])[0]
-        assert isinstance(head.events[-2], events.MemberStopped)
+        left = head.wait(lambda: [event for event in head.events if isinstance(event, reports.NodeDied)])[0]
+        assert isinstance(head.events[-2], reports.MemberStopped)
         assert (left, left.confirmed) == (head.events[-1], True)
         assert left.supervisor_id == head.hellos[0].supervisor_id
         head.unknown = True  # as a head that has marked the node down: a renewal would register it again
@@ -548,7 +548,7 @@ def test_sigkill_of_the_supervisor_takes_its_ranks_along(head, node, tmp_path):
     order = prepare(tmp_path, script="(setsid sleep 600 &); sleep 601")
     head.say(order)
     head.say(start_of(order, head))
-    head.heard(events.MemberStarted)
+    head.heard(reports.MemberStarted)
     node.close()  # asserts that nothing is left
 
 
@@ -572,20 +572,20 @@ def test_lost_lease_freezes_and_a_short_freeze_thaws(head, node, tmp_path):
     frozen = _wait_until_still(node)
     assert frozen, "its ranks stand still without a lease"
     head.deaf = False
-    assert head.heard(events.MemberFrozen)[0].thawed
+    assert head.heard(reports.MemberFrozen)[0].thawed
     ticks = len(text(head))
     head.wait(lambda: len(text(head)) > ticks)
     head.say(stop_of(order))
-    head.heard(events.MemberStopped)
+    head.heard(reports.MemberStopped)
 
 
 def test_superseded_epoch_is_killed_and_forgotten(head, node, tmp_path):
     order = prepare(tmp_path, "sleep", "600")
     head.say(order)
     head.say(start_of(order, head))
-    head.heard(events.MemberStarted)
+    head.heard(reports.MemberStarted)
     head.superseded = [(JobId("1"), Epoch(1))]
-    head.heard(events.MemberStopped)
+    head.heard(reports.MemberStopped)
     until = time.monotonic() + GUARD_S
     while os.listdir(node.folder / "attempts") and time.monotonic() < until:
         time.sleep(0.01)
@@ -601,7 +601,7 @@ def test_head_on_another_port_is_found_and_nothing_is_lost(head, node, tmp_path)
     head.deaf, head.unknown, head.framed = False, True, []
     head.server = head._serve(0)
     (tmp_path / "head.json").write_text(json.dumps({"url": head.url}))
-    head.heard(events.MemberStopped)
+    head.heard(reports.MemberStopped)
     assert len(head.hellos) == 2
     assert head.hellos[1].members == [("1", 1, 0)]
     assert text(head) == "one\ntwo\n"
@@ -615,7 +615,7 @@ def test_next_generation_starts_after_the_last_one_is_gone(head, node, tmp_path)
     head.wait(lambda: text(head) == "generation 0\n")
     second = prepare(tmp_path, "sh", "-c", "echo generation $PHALANX_GENERATION; sleep 600", generation=1)
     head.say(second)
-    head.heard(events.MemberStopped, generation=0)
+    head.heard(reports.MemberStopped, generation=0)
     head.say(start_of(second, head))
     head.wait(lambda: text(head) == "generation 0\ngeneration 1\n")
 
@@ -642,7 +642,7 @@ def test_checkpoint_is_verified_newest_first(head, node, tmp_path):
     Path(new.path, "w").write_bytes(b"torn!!!")
     order = prepare(tmp_path, "sh", "-c", "echo $PHALANX_RESUME_FROM", candidates=(new, old), epoch=2)
     run(head, order)
-    assert head.heard(events.MemberReady)[0].resume == old
+    assert head.heard(reports.MemberReady)[0].resume == old
     assert text(head, epoch=2) == f"{old.path}\n"
     assert "checkpoint of step 20 is rejected" in text(head, "supervisor-0", epoch=2)
     head.say(commands.DeleteCheckpoints(node_id=NODE, job_id=JobId("1"), paths=(new.path, "/etc", str(tmp_path))))
@@ -664,7 +664,7 @@ def test_reports_reach_the_steps_stream_and_checkpoints_the_head(head, node, tmp
         "os.write(fd, encode_report(ReportKind.CHECKPOINT, **who, step=1, path='/c', digest='d', bytes=5, stall_s=.1, write_s=.2))\n"
     )
     run(head, prepare(tmp_path, sys.executable, "reports.py"))
-    saved = head.heard(events.CheckpointSaved)[0]
+    saved = head.heard(reports.CheckpointSaved)[0]
     assert (saved.resume.step, saved.resume.path, saved.resume.bytes) == (1, "/c", 5)
     assert [json.loads(line)["k"] for line in text(head, "steps-0").splitlines()] == ["step", "checkpoint"]
 
@@ -676,7 +676,7 @@ def running(head, tmp_path, **more):
     order = prepare(tmp_path, "sleep", "600", **more)
     head.say(order)
     head.say(start_of(order, head))
-    head.heard(events.MemberStarted)
+    head.heard(reports.MemberStarted)
     return order
 
 

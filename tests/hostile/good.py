@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from phalanx.core.state.events import MemberReady
+from phalanx.core.state.reports import MemberReady
 from phalanx.planner.calibration.profile import NodeMeasurement, Profile
 from phalanx.planner.calibration.record_codec import encode_record
 from phalanx.wire.manifest import CheckpointManifest, ManifestFile, encode

@@ -32,7 +32,7 @@ from phalanx.app.options import parse_arguments, resolve_options
 from phalanx.app.state_folder import StateFolder
 from phalanx.core.access.node_tokens import node_token
 from phalanx.core.ids import NodeId
-from phalanx.core.state.events import MemberReady, MemberStarted, MemberStopped
+from phalanx.core.state.reports import MemberReady, MemberStarted, MemberStopped
 from phalanx.node.processes.file_limits import raise_file_limit
 from phalanx.ports.provider import NodeOrder
 from phalanx.providers.virtual.provider import VirtualProvider

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from dataclasses import replace
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
-from phalanx.core.state import commands, events
+from phalanx.core.state import commands, reports
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.spec import JobSpec, Role
 from phalanx.node.logic import actions as act
@@ -100,7 +100,7 @@ class World:
         self.sent: list[commands.Command] = []
         self.work: deque[act.SupervisorAction] = deque()
         self.inbox: deque[hap.SupervisorEvent] = deque()
-        self.reports: list[events.Report] = []
+        self.reports: list[reports.Report] = []
         self.actions: list[act.SupervisorAction] = []
         self.pages: dict[MemberKey, dict] = defaultdict(dict)
         self.carried: tuple[MemberKey, ...] = ()
@@ -254,7 +254,7 @@ class World:
                 self.opened.append(key)
                 if any(
                     r.epoch == key.epoch and r.generation == key.generation
-                    for r in self.said(events.MemberStopped, key.job_id)
+                    for r in self.said(reports.MemberStopped, key.job_id)
                 ):
                     self.started_after_stopped.append(key)
                 self.pages[key].setdefault("deadline_ns", action.deadline_ns)

@@ -32,11 +32,11 @@ from phalanx.core.state.events import (
     RequeueJob,
     RevokeToken,
     SubmitJob,
-    SupervisorRegistered,
     UncordonNode,
     UpdateJob,
 )
 from phalanx.core.state.records import IDEMPOTENCY
+from phalanx.core.state.reports import SupervisorRegistered
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.queue import Project, Queue

@@ -9,15 +9,8 @@ from phalanx.core.errors import BadRequest, Conflict, NotFound, TryLater
 from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
 from phalanx.core.lifecycle import dependencies
 from phalanx.core.state.commands import PrepareTasks
-from phalanx.core.state.events import (
-    CancelJob,
-    HoldJob,
-    MemberStopped,
-    RequeueJob,
-    SubmitJob,
-    TaskExited,
-    UpdateJob,
-)
+from phalanx.core.state.events import CancelJob, HoldJob, RequeueJob, SubmitJob, UpdateJob
+from phalanx.core.state.reports import MemberStopped, TaskExited
 from phalanx.core.work.array import parse_array
 from phalanx.core.work.dependency import parse_dependencies
 from phalanx.core.work.job import JobState, WaitReasonCode

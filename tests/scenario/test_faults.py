@@ -14,16 +14,8 @@ from phalanx.core.state.commands import (
     StartTasks,
     StopTasks,
 )
-from phalanx.core.state.events import (
-    CordonNode,
-    MemberReady,
-    NodeDied,
-    PreparePlannedStop,
-    PutQueue,
-    RemoveNode,
-    RequeueJob,
-    SupervisorRegistered,
-)
+from phalanx.core.state.events import CordonNode, PreparePlannedStop, PutQueue, RemoveNode, RequeueJob
+from phalanx.core.state.reports import MemberReady, NodeDied, SupervisorRegistered
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.queue import Queue

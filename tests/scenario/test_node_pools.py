@@ -24,18 +24,9 @@ from phalanx.core.ids import JobId, NodeId, PoolId, ProjectId, QueueId, UserId
 from phalanx.core.scheduling.feasibility import FeasibilityChecker, Outlook
 from phalanx.core.scheduling.node_demand import JOBS_SEEN_MAX, node_demand
 from phalanx.core.state.commands import ProviderAction
-from phalanx.core.state.events import (
-    ProviderOutcome,
-    ProviderReported,
-    PutNodePool,
-    PutProject,
-    PutQueue,
-    RemoveNodePool,
-    SubmitJob,
-    SupervisorRegistered,
-    UncordonNode,
-)
+from phalanx.core.state.events import PutNodePool, PutProject, PutQueue, RemoveNodePool, SubmitJob, UncordonNode
 from phalanx.core.state.plan import WaitReason
+from phalanx.core.state.reports import ProviderOutcome, ProviderReported, SupervisorRegistered
 from phalanx.core.state.snapshot import Snapshot, Usage
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.extras import Licence

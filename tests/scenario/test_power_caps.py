@@ -8,7 +8,8 @@ from phalanx.core.errors import BadRequest, Conflict, NotFound
 from phalanx.core.fleet.power_limits import PowerLimits, parse_power_mw
 from phalanx.core.ids import NodeId, UserId
 from phalanx.core.state.commands import LimitPower
-from phalanx.core.state.events import CapPower, CordonNode, PowerLimited, RestorePower, SupervisorRegistered
+from phalanx.core.state.events import CapPower, CordonNode, RestorePower
+from phalanx.core.state.reports import PowerLimited, SupervisorRegistered
 from phalanx.simulator.drill.cluster import DrillCluster
 from tests.builders import make_node
 

@@ -27,19 +27,8 @@ from phalanx.core.fleet.node import (
 )
 from phalanx.core.ids import UserId
 from phalanx.core.state.commands import PrepareTasks
-from phalanx.core.state.events import (
-    AttemptWithdrawn,
-    CordonNode,
-    NodeDied,
-    NodeListed,
-    PutProject,
-    PutQueue,
-    PutUser,
-    RemoveNode,
-    SeatLost,
-    SubmitJob,
-    SupervisorRegistered,
-)
+from phalanx.core.state.events import CordonNode, PutProject, PutQueue, PutUser, RemoveNode, SubmitJob
+from phalanx.core.state.reports import AttemptWithdrawn, NodeDied, NodeListed, SeatLost, SupervisorRegistered
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
 from phalanx.core.work.job import JobState, WaitReasonCode

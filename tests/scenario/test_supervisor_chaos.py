@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from phalanx.core.state import commands
-from phalanx.core.state.events import MemberStopped
+from phalanx.core.state.reports import MemberStopped
 from phalanx.node.logic import events as hap
 from phalanx.node.logic.actions import CallSleepHook
 from phalanx.node.logic.events import GenerationId

@@ -2,12 +2,7 @@
 
 import pytest
 
-from phalanx.core.state.events import (
-    MemberFrozen,
-    MemberReady,
-    MemberStopped,
-    TaskExited,
-)
+from phalanx.core.state.reports import MemberFrozen, MemberReady, MemberStopped, TaskExited
 from phalanx.node.logic import actions as act
 from phalanx.node.logic import events as hap
 from phalanx.wire.rank import RankStopReason

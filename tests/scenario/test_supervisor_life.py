@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.core.ids import SupervisorId
 from phalanx.core.state.commands import SaveNow
-from phalanx.core.state.events import (
+from phalanx.core.state.reports import (
     CheckpointSaved,
     MemberReady,
     MemberRefused,

@@ -13,7 +13,8 @@ from phalanx.core.ids import NodeId, UserId
 from phalanx.core.lifecycle.attempt import transition
 from phalanx.core.lifecycle.events import ReminderDue
 from phalanx.core.state.commands import PrepareTasks
-from phalanx.core.state.events import CordonNode, DiskFreed, MemberReady, UncordonNode
+from phalanx.core.state.events import CordonNode, UncordonNode
+from phalanx.core.state.reports import DiskFreed, MemberReady
 from phalanx.core.state.world import WorldChange
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState

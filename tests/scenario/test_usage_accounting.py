@@ -11,7 +11,8 @@ from phalanx.core.accounting.usage_report import UsageKey, sum_usage
 from phalanx.core.accounting.usage_states import UNOBSERVED, StepActivity
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import Generation, NodeId, SupervisorId, UserId
-from phalanx.core.state.events import CordonNode, RemoveNode, UsageCounted
+from phalanx.core.state.events import CordonNode, RemoveNode
+from phalanx.core.state.reports import UsageCounted
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.usage_hour import USAGE_MARK, UsageMark
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest

@@ -22,9 +22,9 @@ from phalanx.core.state.events import (
     RemoveNode,
     SubmitJob,
     UncordonNode,
-    UsageCounted,
 )
 from phalanx.core.state.records import USAGE_HOURS
+from phalanx.core.state.reports import UsageCounted
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.usage_hour import USAGE_MARK, UsageMark

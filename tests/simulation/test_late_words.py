@@ -11,7 +11,7 @@ from phalanx.controller.supervisor_incarnations import (
     SupervisorReplaced,
 )
 from phalanx.core.ids import NodeId, SupervisorId
-from phalanx.core.state.events import NodeDied, SupervisorRegistered
+from phalanx.core.state.reports import NodeDied, SupervisorRegistered
 from tests.builders import make_node
 from tests.harness import Harness
 from tests.simulated_node import JobBehaviour

@@ -18,16 +18,8 @@ from phalanx.core.errors import NeverFits, NotFound, PhalanxError, TryLater
 from phalanx.core.fleet.fitness import DISK_FREE_BYTES, FULL_DISK
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
-from phalanx.core.state.events import (
-    CancelJob,
-    CordonNode,
-    MemberStopped,
-    NodeDied,
-    PutProject,
-    PutQueue,
-    SubmitJob,
-    SupervisorRegistered,
-)
+from phalanx.core.state.events import CancelJob, CordonNode, PutProject, PutQueue, SubmitJob
+from phalanx.core.state.reports import MemberStopped, NodeDied, SupervisorRegistered
 from phalanx.core.work.attempt import FIRST_GENERATION, AttemptState
 from phalanx.core.work.dependency import parse_dependencies
 from phalanx.core.work.job import JobState

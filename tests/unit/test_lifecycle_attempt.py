@@ -28,7 +28,7 @@ from phalanx.core.state.commands import (
     StartTasks,
     StopTasks,
 )
-from phalanx.core.state.events import (
+from phalanx.core.state.reports import (
     AttemptWithdrawn,
     CheckpointFailed,
     CheckpointSaved,

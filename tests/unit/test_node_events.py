@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.core.state.events import CheckpointSaved, MemberRefused
+from phalanx.core.state.reports import CheckpointSaved, MemberRefused
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.node.head_link.channels import EventSender
 from phalanx.node.head_link.head_address import HeadAddress

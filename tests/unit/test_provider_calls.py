@@ -7,7 +7,7 @@ from typing import Any
 from phalanx.controller.provider_calls import ProviderCalls
 from phalanx.core.ids import NodeId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
-from phalanx.core.state.events import ProviderOutcome
+from phalanx.core.state.reports import ProviderOutcome
 
 WAIT_S = 60.0  # a guard against hangs
 

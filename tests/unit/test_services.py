@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.ids import ServiceId
-from phalanx.core.state.events import ReadinessChanged
+from phalanx.core.state.reports import ReadinessChanged
 from phalanx.core.work.keys import InvalidKey
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.service_terms import ReplicaPosition, ServiceTerms

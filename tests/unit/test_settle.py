@@ -20,14 +20,8 @@ from phalanx.core.lifecycle.transitions import (
     PORT_TRIES,
 )
 from phalanx.core.state.commands import CleanUpAttempt, PrepareTasks
-from phalanx.core.state.events import (
-    CheckpointSaved,
-    MemberFrozen,
-    MemberRefused,
-    MemberStopped,
-    TaskExited,
-    UpdateJob,
-)
+from phalanx.core.state.events import UpdateJob
+from phalanx.core.state.reports import CheckpointSaved, MemberFrozen, MemberRefused, MemberStopped, TaskExited
 from phalanx.core.work.attempt import TIME_LIMIT_NOTE, AttemptState, EndCause
 from phalanx.core.work.job import BACKOFF_MAX_S, JobState, WaitReasonCode
 from phalanx.core.work.service_terms import ReplicaPosition

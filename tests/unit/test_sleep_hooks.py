@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from phalanx.core.state.commands import RunSleepHook
-from phalanx.core.state.events import SleepHookEnded
+from phalanx.core.state.reports import SleepHookEnded
 from phalanx.core.work.keys import InvalidKey
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.service_terms import ServiceTerms

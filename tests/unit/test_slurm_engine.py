@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.core.state.events import AttemptWithdrawn, CancelJob, SeatLost
+from phalanx.core.state.events import CancelJob
+from phalanx.core.state.reports import AttemptWithdrawn, SeatLost
 from phalanx.core.units import GIB, MIB
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import (

@@ -12,13 +12,8 @@ import pytest
 
 from phalanx.core.errors import Conflict, TryLater
 from phalanx.core.fleet.node import Node, NodeState
-from phalanx.core.state.events import (
-    AttemptWithdrawn,
-    CancelJob,
-    NodeDied,
-    NodeListed,
-    SeatLost,
-)
+from phalanx.core.state.events import CancelJob
+from phalanx.core.state.reports import AttemptWithdrawn, NodeDied, NodeListed, SeatLost
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import (
     Attempt,

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.cluster import wait_until
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.state.commands import PrepareTasks
-from phalanx.core.state.events import MemberStarted, MemberStopped
+from phalanx.core.state.reports import MemberStarted, MemberStopped
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.spec import JobSpec, Role
 from phalanx.node.files import checkpoint_folders, workdir_upload

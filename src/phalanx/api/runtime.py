@@ -35,8 +35,9 @@ from phalanx.core.access.caller import Caller
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, UserId
-from phalanx.core.state.events import PreparePlannedStop, RecordTokenUse, Report
+from phalanx.core.state.events import PreparePlannedStop, RecordTokenUse
 from phalanx.core.state.events import Request as Command
+from phalanx.core.state.reports import Report
 from phalanx.core.work.spec import Role
 from phalanx.store.checkpoints.copies import CheckpointCopies
 from phalanx.store.outputs.copies import OutputCopies

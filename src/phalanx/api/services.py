@@ -20,8 +20,9 @@ from phalanx.core.fleet.node_pool import NodeTemplate
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 from phalanx.core.resources import Resources
 from phalanx.core.scheduling.feasibility import FeasibilityChecker
-from phalanx.core.state.events import Report, Request, SubmitJob
+from phalanx.core.state.events import Request, SubmitJob
 from phalanx.core.state.plan import WaitReason
+from phalanx.core.state.reports import Report
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.attempt_use import AttemptUse
 from phalanx.core.work.job import Job

@@ -52,15 +52,9 @@ from phalanx.core.access.audit import AuditCall, audit_key
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import ProjectId, QueueId, TokenId, UserId
-from phalanx.core.state.events import (
-    NodeDied,
-    PutProject,
-    PutQueue,
-    PutToken,
-    PutUser,
-    RemoveNode,
-)
+from phalanx.core.state.events import PutProject, PutQueue, PutToken, PutUser, RemoveNode
 from phalanx.core.state.records import USERS
+from phalanx.core.state.reports import NodeDied
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.users import Token, User, UserRole
 from phalanx.node.logs.log_format import OneLineFormatter

@@ -48,16 +48,10 @@ from phalanx.core.scheduling.feasibility import FeasibilityCache
 from phalanx.core.scheduling.outlook.explanations import WaitReasons
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
-from phalanx.core.state.events import (
-    Event,
-    IdleJobsObserved,
-    PreparePlannedStop,
-    Request,
-    SubmitJob,
-    SupervisorRegistered,
-)
+from phalanx.core.state.events import Event, PreparePlannedStop, Request, SubmitJob
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.records import IDEMPOTENCY
+from phalanx.core.state.reports import IdleJobsObserved, SupervisorRegistered
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import (

@@ -33,14 +33,9 @@ from phalanx.core.resources import Resources
 from phalanx.core.scheduling.feasibility import FeasibilityChecker
 from phalanx.core.scheduling.job_speeds import estimate_texts
 from phalanx.core.state.commands import DeleteCheckpoints, LimitPower
-from phalanx.core.state.events import (
-    DiskFreed,
-    Event,
-    Report,
-    Request,
-    SubmitJob,
-)
+from phalanx.core.state.events import Event, Request, SubmitJob
 from phalanx.core.state.plan import WaitReason
+from phalanx.core.state.reports import DiskFreed, Report
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.extras import seats_of
 from phalanx.core.work.job import NO_EPOCH, Job

@@ -18,9 +18,10 @@ from phalanx.core.ids import JobId, TokenId, UserId
 from phalanx.core.lifecycle import job as jobs
 from phalanx.core.lifecycle.events import StopRequested
 from phalanx.core.lifecycle.service import desired_replicas
-from phalanx.core.state.events import IdleJob, IdleJobsObserved, SleepReplicas
+from phalanx.core.state.events import SleepReplicas
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import REVISIONS, SERVICES
+from phalanx.core.state.reports import IdleJob, IdleJobsObserved
 from phalanx.core.state.world import World
 from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause

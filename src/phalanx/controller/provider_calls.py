@@ -13,7 +13,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node_pool import NodePool, PoolNode
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
-from phalanx.core.state.events import NodeDied, ProviderOutcome, ProviderReported, Report
+from phalanx.core.state.reports import NodeDied, ProviderOutcome, ProviderReported, Report
 from phalanx.ports.provider import NodeOrder, NodeProvider
 
 OBSERVE_EVERY_S: Final = 0.2

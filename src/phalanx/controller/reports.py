@@ -13,7 +13,7 @@ from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId
 from phalanx.core.lifecycle.events import MemberLost, ReminderDue
 from phalanx.core.lifecycle.transitions import FaultMark
-from phalanx.core.state.events import (
+from phalanx.core.state.reports import (
     BudgetReached,
     DiskFreed,
     IdleJobsObserved,

@@ -17,7 +17,7 @@ from typing import Final
 from phalanx.core.errors import Conflict
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import NodeId, SupervisorId
-from phalanx.core.state.events import SupervisorRegistered
+from phalanx.core.state.reports import SupervisorRegistered
 
 REPLACED_MAX: Final = (
     50_000  # four incarnations for each node of a large fleet; registrations are late by seconds at most

@@ -21,7 +21,7 @@ from phalanx.core.accounting.activity import WINDOW_S
 from phalanx.core.accounting.usage_states import StepActivity, UsageState, larger_part
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
 from phalanx.core.jsonline import finite_float, parse_object
-from phalanx.core.state.events import CheckpointFailed, ProgressReported
+from phalanx.core.state.reports import CheckpointFailed, ProgressReported
 from phalanx.core.work.pace import PACE_STEPS_MIN, StepPace, TimedStep
 from phalanx.wire.api.jobs import Progress
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind

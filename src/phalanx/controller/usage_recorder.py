@@ -26,9 +26,9 @@ from phalanx.controller.waste_monitor import WasteMonitor, WasteNow
 from phalanx.core.accounting.state_ledger import HOUR_MS, Part, UsageSpan
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import Epoch, JobId, NodeId
-from phalanx.core.state.events import IdleJob, Report, UsageCounted
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.records import ATTEMPT_USES, USAGE_HOURS, USAGE_MARKS
+from phalanx.core.state.reports import IdleJob, Report, UsageCounted
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt_use import AttemptUse
 from phalanx.core.work.pace import TimedStep

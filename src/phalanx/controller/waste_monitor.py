@@ -17,8 +17,8 @@ from phalanx.core.accounting.usage_states import FOREIGN_USE, UsageState
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import JobId, NodeId, QueueId
 from phalanx.core.resources import MILLI_PER_DEVICE
-from phalanx.core.state.events import IdleJob, IdleJobsObserved
 from phalanx.core.state.records import QUEUES, RecordKind
+from phalanx.core.state.reports import IdleJob, IdleJobsObserved
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue, alarm_after_s, idle_policy
 from phalanx.core.work.waste_terms import ALARM_AFTER_S, CRASHES_MIN, WasteKind

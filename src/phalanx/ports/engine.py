@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 if TYPE_CHECKING:  # the command line loads the types of engines, for their options
     from phalanx.core.fleet.node import Node
     from phalanx.core.ids import Epoch, JobId, NodeId
-    from phalanx.core.state.events import Event, NodeDied
+    from phalanx.core.state.events import Event
+    from phalanx.core.state.reports import NodeDied
     from phalanx.core.work.attempt import Attempt
     from phalanx.core.work.job import Job
 

@@ -19,13 +19,8 @@ from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
 from phalanx.core.scheduling.settings import PolicySettings
-from phalanx.core.state.events import (
-    Event,
-    PutProject,
-    PutQueues,
-    PutUser,
-    SupervisorRegistered,
-)
+from phalanx.core.state.events import Event, PutProject, PutQueues, PutUser
+from phalanx.core.state.reports import SupervisorRegistered
 from phalanx.core.state.world import World
 from phalanx.core.units import GIB
 from phalanx.core.work.queue import Project, Queue

@@ -19,7 +19,7 @@ from phalanx.core.state.commands import (
     StartTasks,
     StopTasks,
 )
-from phalanx.core.state.events import CheckpointSaved, MemberReady, MemberStarted, MemberStopped, Report, TaskExited
+from phalanx.core.state.reports import CheckpointSaved, MemberReady, MemberStarted, MemberStopped, Report, TaskExited
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import TaskExit
 from phalanx.core.work.job import PublishedCheckpoint

@@ -24,7 +24,7 @@ import msgspec
 
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
-from phalanx.core.state import commands, events
+from phalanx.core.state import commands, reports
 
 WIRE_VERSION: Final = 1
 STREAM_CHUNK_BYTES_MAX: Final = 1 << 18  # keeps a request with chunks of several ranks under 1 MiB in base64
@@ -251,19 +251,19 @@ class ExecOutput(msgspec.Struct, frozen=True, kw_only=True):
 _EVENTS: Final[dict[str, type[Any]]] = {
     kind.__name__: kind
     for kind in (
-        events.MemberReady,
-        events.MemberRefused,
-        events.MemberStarted,
-        events.ReadinessChanged,
-        events.SleepHookEnded,
-        events.TaskExited,
-        events.MemberStopped,
-        events.MemberFrozen,
-        events.MemberHung,
-        events.CheckpointSaved,
-        events.ProgressReported,
-        events.NodeDied,
-        events.PowerLimited,
+        reports.MemberReady,
+        reports.MemberRefused,
+        reports.MemberStarted,
+        reports.ReadinessChanged,
+        reports.SleepHookEnded,
+        reports.TaskExited,
+        reports.MemberStopped,
+        reports.MemberFrozen,
+        reports.MemberHung,
+        reports.CheckpointSaved,
+        reports.ProgressReported,
+        reports.NodeDied,
+        reports.PowerLimited,
     )
 }
 _COMMANDS: Final[dict[str, type[Any]]] = {
@@ -293,7 +293,7 @@ def encode_envelope(seq: int, value: object) -> Envelope:
     return Envelope(seq=seq, kind=type(value).__name__, body=msgspec.Raw(msgspec.json.encode(value)))
 
 
-def decode_event(framed: Envelope) -> events.Report:
+def decode_event(framed: Envelope) -> reports.Report:
     """Decode the event.
 
     Raises:

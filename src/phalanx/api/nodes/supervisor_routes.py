@@ -34,7 +34,7 @@ from phalanx.controller.supervisor_incarnations import RegistrationChallenged
 from phalanx.core.access.rules import AccessScope
 from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError, TryLater
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
-from phalanx.core.state.events import (
+from phalanx.core.state.reports import (
     AttemptWithdrawn,
     BudgetReached,
     CheckpointFailed,

@@ -27,15 +27,10 @@ from phalanx.core.fleet.node_pool import (
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
-from phalanx.core.state.events import (
-    ImpossibleJob,
-    ProviderOutcome,
-    ProviderReported,
-    PutNodePool,
-    RemoveNodePool,
-)
+from phalanx.core.state.events import ImpossibleJob, PutNodePool, RemoveNodePool
 from phalanx.core.state.plan import Plan, WantedNodes
 from phalanx.core.state.records import NODE_POOLS, POOL_NODES
+from phalanx.core.state.reports import ProviderOutcome, ProviderReported
 from phalanx.core.work.users import Action
 
 CALL_AGAIN_S: Final = 15.0  # an unanswered call is repeated: it may have been lost with the head that sent it

@@ -13,7 +13,8 @@ from phalanx.core.fleet.power_limits import PowerCap, common_range_mw, watts_tex
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId
 from phalanx.core.state.commands import LimitPower
-from phalanx.core.state.events import CapPower, PowerLimited, RestorePower
+from phalanx.core.state.events import CapPower, RestorePower
+from phalanx.core.state.reports import PowerLimited
 from phalanx.core.work.users import Action
 
 handlers: Final = RequestHandlers()

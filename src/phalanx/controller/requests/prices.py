@@ -8,9 +8,10 @@ from typing import Final
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict
-from phalanx.core.state.events import BudgetReached, PutPrices
+from phalanx.core.state.events import PutPrices
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import PRICE_LISTS, PROJECTS
+from phalanx.core.state.reports import BudgetReached
 from phalanx.core.work.monthly_budget import cents_text
 from phalanx.core.work.price_list import PRICES
 from phalanx.core.work.users import Action

@@ -31,7 +31,9 @@ from phalanx.core.lifecycle.transitions import (
     TransitionResult,
     history_line,
 )
-from phalanx.core.state.events import (
+from phalanx.core.state.fast_replace import replace
+from phalanx.core.state.history import HistoryLine
+from phalanx.core.state.reports import (
     AttemptWithdrawn,
     CheckpointFailed,
     CheckpointSaved,
@@ -46,8 +48,6 @@ from phalanx.core.state.events import (
     SleepHookEnded,
     TaskExited,
 )
-from phalanx.core.state.fast_replace import replace
-from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.attempt import (
     Attempt,
     AttemptState,

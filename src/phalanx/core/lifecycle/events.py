@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.core.ids import NodeId
-from phalanx.core.state.events import (
+from phalanx.core.state.reports import (
     AttemptWithdrawn,
     CheckpointFailed,
     CheckpointSaved,

@@ -13,8 +13,8 @@ from phalanx.core.lifecycle import gang_commands
 from phalanx.core.lifecycle.endpoints import endpoint_line
 from phalanx.core.lifecycle.events import DevicesRegained, SleepRequested, WakeDelayed, WakeRequested
 from phalanx.core.lifecycle.transitions import AttemptCase, TransitionContext, TransitionResult, history_line
-from phalanx.core.state.events import SleepHookEnded
 from phalanx.core.state.fast_replace import replace
+from phalanx.core.state.reports import SleepHookEnded
 from phalanx.core.work.attempt import Attempt, Sleep, SleepPhase
 
 

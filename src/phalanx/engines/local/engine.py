@@ -23,7 +23,7 @@ from typing import Final
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.virtual_devices import VIRTUAL_CPUS_VARIABLE, VIRTUAL_MEMORY_VARIABLE, VirtualDevices
 from phalanx.core.ids import NodeId, SupervisorId
-from phalanx.core.state.events import NodeDied
+from phalanx.core.state.reports import NodeDied
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.durable_files import make_directory

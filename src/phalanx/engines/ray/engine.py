@@ -23,7 +23,7 @@ import msgspec
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId
-from phalanx.core.state.events import NodeDied, Report
+from phalanx.core.state.reports import NodeDied, Report
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.engines.ray.cluster import ManagedRayCluster, reachable

@@ -19,12 +19,8 @@ from typing import Final
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Cordon, Node, NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId
-from phalanx.core.state.events import (
-    AttemptWithdrawn,
-    Event,
-    NodeDied,
-    NodeListed,
-)
+from phalanx.core.state.events import Event
+from phalanx.core.state.reports import AttemptWithdrawn, NodeDied, NodeListed
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.job import Job
 from phalanx.engines.slurm import (

@@ -8,12 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.ids import NodeId, UserId
-from phalanx.core.state.events import (
-    AttemptWithdrawn,
-    CancelJob,
-    Event,
-    SeatLost,
-)
+from phalanx.core.state.events import CancelJob, Event
+from phalanx.core.state.reports import AttemptWithdrawn, SeatLost
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause, MemberState
 from phalanx.engines.slurm.limits import SlurmLimit, limit_of
 from phalanx.engines.slurm.parse import SlurmJob

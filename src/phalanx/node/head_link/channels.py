@@ -18,7 +18,7 @@ import msgspec
 
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 from phalanx.core.state.commands import Command
-from phalanx.core.state.events import Report
+from phalanx.core.state.reports import Report
 from phalanx.node.head_link.head_connection import (
     HeadAccess,
     HeadConnection,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from phalanx.core.ids import Epoch, JobId
 from phalanx.core.state.commands import PrepareTasks, StartTasks
-from phalanx.core.state.events import Report as ReportedEvent
+from phalanx.core.state.reports import Report as ReportedEvent
 from phalanx.node.logic.events import MemberKey
 from phalanx.wire.rank import RankStopReason
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.ids import NodeId
-from phalanx.core.state.events import CheckpointSaved
+from phalanx.core.state.reports import CheckpointSaved
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.node.logic.events import CheckpointReported
 from phalanx.node.logic.lease import NS_PER_S

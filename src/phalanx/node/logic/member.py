@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from phalanx.core.state.commands import PrepareTasks, RunSleepHook, StartTasks, StopTasks
-from phalanx.core.state.events import (
+from phalanx.core.state.reports import (
     MemberFrozen,
     MemberHung,
     MemberReady,

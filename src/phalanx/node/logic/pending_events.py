@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from phalanx.core.state.events import MemberStopped, Report
+from phalanx.core.state.reports import MemberStopped, Report
 
 PENDING_MAX: Final = 100_000  # far more than an outage can produce: without a lease nothing runs, so no new events come
 BATCH_MAX: Final = 512  # events in one request

@@ -24,7 +24,7 @@ from phalanx.core.state.commands import (
     StartTasks,
     StopTasks,
 )
-from phalanx.core.state.events import MemberRefused, MemberStopped, NodeDied
+from phalanx.core.state.reports import MemberRefused, MemberStopped, NodeDied
 from phalanx.node.logic import member as members
 from phalanx.node.logic import rendezvous
 from phalanx.node.logic.actions import (

@@ -19,8 +19,8 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, SupervisorId
 from phalanx.core.state.commands import Command
-from phalanx.core.state.events import PowerLimited, TaskExited
-from phalanx.core.state.events import Report as ReportedEvent
+from phalanx.core.state.reports import PowerLimited, TaskExited
+from phalanx.core.state.reports import Report as ReportedEvent
 from phalanx.core.work.seats import Seat
 from phalanx.node.diagnosis.job_usage import JobUsageProbe
 from phalanx.node.diagnosis.memory_watch import MemoryWatch

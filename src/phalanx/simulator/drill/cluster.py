@@ -20,16 +20,8 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
 from phalanx.core.scheduling.settings import PolicySettings
-from phalanx.core.state.events import (
-    Event,
-    NodeDied,
-    PutProject,
-    PutQueue,
-    PutUser,
-    Report,
-    Request,
-    SupervisorRegistered,
-)
+from phalanx.core.state.events import Event, PutProject, PutQueue, PutUser, Request
+from phalanx.core.state.reports import NodeDied, Report, SupervisorRegistered
 from phalanx.core.state.world import World
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.users import User, UserRole

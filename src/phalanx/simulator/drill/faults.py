@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from phalanx.controller.leases import LONG_LEASES_GRANTED_WITHIN_S, MARGIN_S
 from phalanx.core.errors import TryLater
 from phalanx.core.ids import JobId, SupervisorId
-from phalanx.core.state.events import AttemptWithdrawn, NodeDied, PreparePlannedStop
+from phalanx.core.state.events import PreparePlannedStop
+from phalanx.core.state.reports import AttemptWithdrawn, NodeDied
 from phalanx.core.work.attempt import (
     Attempt,
     AttemptState,

@@ -15,7 +15,8 @@ from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.lifecycle.transitions import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET, PORT_TRIES
 from phalanx.core.resources import NO_RESOURCES, Resources
 from phalanx.core.state.commands import PrepareTasks, StartTasks
-from phalanx.core.state.events import CheckpointSaved, Event
+from phalanx.core.state.events import Event
+from phalanx.core.state.reports import CheckpointSaved
 from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.state.world import World
 from phalanx.core.work.allocation import NodeGrant

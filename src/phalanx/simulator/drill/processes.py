@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.core.state.commands import PrepareTasks, StartTasks
-from phalanx.core.state.events import CheckpointFailed, ProgressReported
+from phalanx.core.state.reports import CheckpointFailed, ProgressReported
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.share import MILLI_PER_DEVICE

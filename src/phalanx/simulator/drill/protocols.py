@@ -13,7 +13,8 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.commands import PrepareTasks
-from phalanx.core.state.events import Event, Report, SupervisorRegistered
+from phalanx.core.state.events import Event
+from phalanx.core.state.reports import Report, SupervisorRegistered
 from phalanx.core.state.world import World
 from phalanx.node.logic.events import MemberKey, SupervisorEvent
 from phalanx.node.logic.supervisor import Supervisor

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from phalanx.controller.leases import UnknownSupervisor
 from phalanx.core.ids import Epoch, JobId
-from phalanx.core.state.events import Report
+from phalanx.core.state.reports import Report
 from phalanx.node.logic.events import CommandReceived, LeaseRenewed, MemberKey
 from phalanx.node.logic.pending_events import PendingEvents
 from phalanx.simulator.drill.protocols import NodeInterface

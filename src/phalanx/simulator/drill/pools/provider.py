@@ -16,7 +16,8 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import PoolNode
 from phalanx.core.ids import NodeId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
-from phalanx.core.state.events import Event, NodeDied, ProviderOutcome, ProviderReported
+from phalanx.core.state.events import Event
+from phalanx.core.state.reports import NodeDied, ProviderOutcome, ProviderReported
 from phalanx.simulator.drill.head import DrillHead
 from phalanx.simulator.drill.node import DrillNode
 from phalanx.simulator.drill.protocols import NodeEnvironment
