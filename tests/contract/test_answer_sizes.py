@@ -135,6 +135,16 @@ def test_every_list_is_bounded_and_its_pages_hold_everything_once(call):
             assert len(found) >= COUNT, path
 
 
+def test_lists_without_pages_say_that_they_are_cut(call):
+    assert call("admin", "GET", "/v1/overview").json()["truncated"]
+    for _ in range(30):  # lines enough
+        assert call("operator", "POST", f"/v1/nodes/{LONG}-000/drain", {"why": "fan"}).status_code == 200
+    assert call("admin", "GET", "/v1/audit?limit=1").json()["truncated"] is False
+    cut = call("admin", "GET", "/v1/audit?limit=1000").json()
+    assert cut["truncated"]
+    assert cut["lines"][-1]["seq"] == call("admin", "GET", "/v1/audit?limit=1").json()["lines"][0]["seq"]
+
+
 def test_every_get_route_of_the_document_is_a_bounded_list_or_named_as_none(call):
     document = call("admin", "GET", "/v1/openapi.json").json()
     routes = {path for path, verbs in document["paths"].items() if "get" in verbs and "{" not in path}

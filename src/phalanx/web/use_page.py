@@ -188,7 +188,7 @@ def _wasters(found: UsageTotals, by: str) -> Html:
             )
         )
     titles = (by.capitalize(), "GPU-hours", "Wasted", "Share", "Most of it")
-    return table(titles, rows, caption="Who wasted most", empty="Nobody wasted GPU-hours in this time.")
+    return table(titles, rows, caption="Who wasted most", empty="No GPU-hours were wasted in this time.")
 
 
 def _failures(rows: Sequence[UsageSum]) -> Html:

@@ -47,10 +47,11 @@ async def list_audit(
     lines = await run_in_thread(services.store.audit, after=after, user=user, since_s=since_s, limit=limit)
     views = [audit_line_view(line) for line in lines]
     if after is None:  # the newest ones that fit
-        views = fitting(reversed(views), services.limits.answer_bytes)[::-1]
+        shown = fitting(reversed(views), services.limits.answer_bytes)[::-1]
     else:
-        views = fitting(views, services.limits.answer_bytes)
-    return json_response(AuditList(lines=views, anchor=str(tip) if tip.seq else ""))
+        shown = fitting(views, services.limits.answer_bytes)
+    anchor = str(tip) if tip.seq else ""
+    return json_response(AuditList(lines=shown, anchor=anchor, truncated=len(shown) < len(views)))
 
 
 @routes.get("/v1/audit/verify", Action.ADMINISTER, reply=AuditReport)

@@ -168,16 +168,22 @@ def _overview(services: HeadServices, caller: Caller) -> Overview:
     running = store.jobs(JobFilter(states=frozenset({JobState.RUNNING}), limit=OVERVIEW_JOBS_MAX))
     pending = store.jobs(JobFilter(states=frozenset({JobState.PENDING}), limit=OVERVIEW_JOBS_MAX))
     recent = store.jobs(JobFilter(states=TERMINAL_STATES, limit=OVERVIEW_RECENT_MAX))
+    counts = store.job_counts()
+    shown_nodes = fitting(live_node_views(services, nodes[:NODES_MAX], attempts), part)
+    shown = [fitting(live_job_views(services, caller, jobs), part) for jobs in (running, pending, recent)]
+    more_jobs = max(counts.get(state, 0) for state in (JobState.RUNNING, JobState.PENDING)) > OVERVIEW_JOBS_MAX
+    cut = any(len(fits) < len(jobs) for fits, jobs in zip(shown, (running, pending, recent), strict=True))
     return Overview(
         now_s=services.clock.now_s(),
         head_id=services.controller.head_id,
         version=services.version,
-        nodes=fitting(live_node_views(services, nodes[:NODES_MAX], attempts), part),
-        running=fitting(live_job_views(services, caller, running), part),
-        pending=fitting(live_job_views(services, caller, pending), part),
-        recent=fitting(live_job_views(services, caller, recent), part),
-        counts=store.job_counts(),
+        nodes=shown_nodes,
+        running=shown[0],
+        pending=shown[1],
+        recent=shown[2],
+        counts=counts,
         ordered=fitting(ordered_node_views(services, nodes), part),
+        truncated=more_jobs or cut or len(shown_nodes) < len(nodes),
     )
 
 

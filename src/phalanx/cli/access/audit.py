@@ -79,7 +79,14 @@ def _list(user: str | None, since: str | None, limit: int, *, as_json: bool, wat
         return ListView(
             value=found,
             lines=lambda screen: table(columns, [_row(line, now_s) for line in found.lines], screen),
-            notes=(f"anchor {found.anchor}",) if found.anchor else (),
+            notes=(
+                *(
+                    [f"only the newest {len(found.lines)} lines fit into the answer; --since and --user narrow it"]
+                    if found.truncated
+                    else []
+                ),
+                *([f"anchor {found.anchor}"] if found.anchor else []),
+            ),
             next_command="phalanx audit verify",
         )
 

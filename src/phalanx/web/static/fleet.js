@@ -166,7 +166,7 @@ function makeSprites(ratio) {
   }
 }
 
-/** A mark for cells that are too small for a letter, so that no state is told by colour alone. */
+/** A mark for cells that are too small for a letter, so that colour is never the only sign of a state. */
 function pattern(brush, key, side) {
   const line = (...points) => {
     brush.beginPath();

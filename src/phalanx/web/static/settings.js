@@ -85,10 +85,10 @@ function watchQueues() {
       const text = shown.elements.file.value;
       const parsed = await ask("/v1/queues/parse", { method: "POST", text });
       const changes = await ask("/v1/queues", { method: "PUT", body: { ...parsed, prune: shown.elements.prune.checked, dry_run: dryRun } });
-      tell(html`<${Changes} changes=${changes} dryRun=${dryRun} />`);
+      showOutcome(html`<${Changes} changes=${changes} dryRun=${dryRun} />`);
       apply.disabled = !dryRun || shown.elements.file.value !== text || !(changes.added.length + changes.changed.length + changes.removed.length);
     } catch (error) {
-      tell(html`<p class="problem" role="alert">${error.message}</p>`);
+      showOutcome(html`<p class="problem" role="alert">${error.message}</p>`);
     }
   };
   shown.addEventListener("submit", (event) => (event.preventDefault(), run(true)));
@@ -99,7 +99,7 @@ function watchQueues() {
   });
 }
 
-const tell = (content) => render(content, document.getElementById("queue-changes"));
+const showOutcome = (content) => render(content, document.getElementById("queue-changes"));
 const text = (value) => (value === null || value === undefined ? "none" : typeof value === "object" ? Object.entries(value).map(([key, one]) => `${key}: ${one}`).join(", ") || "none" : String(value));
 
 function Changes({ changes, dryRun }) {

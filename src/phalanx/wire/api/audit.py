@@ -22,10 +22,11 @@ class AuditLineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditList(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines, oldest first. `anchor`: hash of the whole trail now, to be stored elsewhere."""
+    """Lines, oldest first. `anchor`: hash of the whole trail now, to be stored elsewhere. `truncated`: fewer lines than asked for fit."""
 
     lines: list[AuditLineView]
     anchor: str = ""
+    truncated: bool = False
 
 
 class AuditFlaw(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""States of GPUs on screens and pages: a letter, a word and a colour each, so that none is told by colour alone."""
+"""States of GPUs on screens and pages: a letter, a word and a colour each, so that colour is never the only sign of one."""
 
 from __future__ import annotations
 

@@ -102,7 +102,10 @@ class DashboardLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot for `top` and the demo. `recent` are the newest ended jobs, `ordered` the nodes that pools have ordered."""
+    """A snapshot for `top` and the demo. `recent` are the newest ended jobs, `ordered` the nodes that pools have ordered.
+
+    `truncated`: some nodes, or running or waiting jobs, are left out; `counts` has the numbers of all jobs.
+    """
 
     now_s: float
     head_id: str
@@ -113,3 +116,4 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     recent: list[JobView]
     counts: dict[JobState, int]
     ordered: list[OrderedNodeView] = []
+    truncated: bool = False
