@@ -37,7 +37,8 @@ async def show_use(request: Request, days: int = 30, by: UsageKey = UsageKey.USE
     asked = UseAsked(days=days, by=by.value, hourly=days <= HOURLY_UP_TO)
 
     def read() -> Html:
-        hours = LedgerPeriod(max(0.0, services.clock.now_s() - days * 86400.0), None).hours(services)
+        period = LedgerPeriod(max(0.0, services.clock.now_s() - days * 86400.0), None)
+        hours = list(period.hours(services))
         bucket = UsageBucket.HOUR if asked.hourly else UsageBucket.DAY
         failed = sum_usage(hours, UsageKey.JOB, rows_max=ROWS_MAX, first=frozenset({"lost"})).rows
         use = Use(

@@ -112,7 +112,8 @@ def _report(
     first: frozenset[str] | None,
     bucket: UsageBucket | None,
 ) -> UsageReportView:
-    counted = period.hours(services)
+    hours = period.hours(services)
+    counted = hours if bucket is None else list(hours)  # the series and the rows add up to the same
     found = sum_usage(counted, by, rows_max=limit, first=first)
     series = [] if bucket is None else sum_by_period(counted, bucket.seconds)
     since_s, until_s = period.bounds_s(services.clock.now_s())

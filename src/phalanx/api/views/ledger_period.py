@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from typing import Final, NamedTuple
 
@@ -17,10 +18,10 @@ class LedgerPeriod(NamedTuple):
     since_s: float
     until_s: float | None
 
-    def hours(self, services: HeadServices) -> list[UsageHour]:
-        """The hours of the ledger, oldest first."""
+    def hours(self, services: HeadServices) -> Iterator[UsageHour]:
+        """The hours of the ledger, oldest first, each read as it is needed."""
         until_s = inf if self.until_s is None else self.until_s
-        return [hour for hour in services.usage_hours(self.since_s, until_s) if int(hour.id) < until_s]
+        return (hour for hour in services.usage_hours(self.since_s, until_s) if int(hour.id) < until_s)
 
     def bounds_s(self, now_s: float) -> tuple[float, float]:
         """Its beginning, and its end, which is never later than now."""
