@@ -134,7 +134,7 @@ def read_batch(
 
 def _missing_output_note(services: HeadServices, job: Job, attempts: Sequence[Attempt]) -> str:
     """Explain why the output of a job is missing: it was removed, or another head led when it ran that does not share its files."""
-    removed = removal_note(services.store, job.id, RetainedFiles.LOGS)
+    removed = removal_note(services.store, job.id, RetainedFiles.LOGS) if job.state.terminal else ""
     if removed:
         return removed
     if (
