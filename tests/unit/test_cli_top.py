@@ -4,11 +4,14 @@ import signal
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from phalanx.cli.terminal import Terminal
 from phalanx.cli.top import log_view
 from phalanx.cli.top.command import first_picture
+from phalanx.core.work.job import JobState
+from phalanx.wire.api.fleet import FleetFrame
 from tests.golden.cli.views import overview
 
 SCREEN = Terminal(width=60, height=8, interactive=True, colour=False, blocks=True)
@@ -27,9 +30,15 @@ class Keys:
 
 
 def test_the_first_picture_fits_the_screen():
-    lines = first_picture(overview(), SCREEN)
+    frame = FleetFrame(now_s=0.0, nodes=["n"] * 1234, places=[], states=[], cells=[], jobs=[], counts={})  # type: ignore[list-item]
+    seen = msgspec.structs.replace(overview(), counts={JobState.RUNNING: 500, JobState.PENDING: 5000})
+    lines = first_picture(seen, frame, SCREEN)
     assert len(lines) <= SCREEN.height
     assert all(len(line) <= SCREEN.width for line in lines)
+    assert lines[0].split("   ")[1:] == [
+        "1234 nodes",
+        "500 running, 5000 waiting",
+    ]  # not those that the overview has room for
     assert lines[1].split()[:2] == ["JOB", "NAME"]
 
 

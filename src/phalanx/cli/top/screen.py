@@ -188,7 +188,7 @@ class TopApp(App[None]):
 
     def _draw_fleet(self, seen: Overview, frame: FleetFrame) -> None:
         """Draw devices with bars if all of them fit into half of the screen, and a letter for each GPU otherwise."""
-        width = self.size.width - 2
+        width = max(1, self.size.width - 2)
         legend = legend_lines(count_letters(frame), width)
         self.query_one("#legend", FleetView).show(legend)
         detailed = self.query_one("#fleet", VerticalScroll)
