@@ -12,9 +12,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from phalanx.api.live import channel_sender
+from phalanx.api.live.history_tail import newest_seq
 from phalanx.core.state.events import ChangeProject
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import CHANNEL_MARKS
 from phalanx.core.work.usage_hour import UsageHour, UsageRow
+from phalanx.ports.store import Batch
 from phalanx.providers.notifications.apprise_notifier import AppriseNotifier
 from tests.contract.api_head import ApiHead, Supervisor, code, until
 
@@ -183,6 +186,19 @@ def test_a_channel_of_a_project_receives_messages_about_its_jobs_only(head, call
     job = fail(project="vision")
     sent(head, sender)
     assert [message.partition(" (")[0] for _, message in receiver.got] == [f"job {job}"]
+
+
+def test_a_channel_of_a_project_receives_messages_about_its_budget_only(head, call, sender, receiver):
+    for project in ("vision", "nlp"):
+        head.ask(ChangeProject(project_id=project, by="root", as_admin=True))
+    add(call, receiver, project="vision", topics=["budget"])
+    sent(head, sender)
+    for project in ("vision", "nlp"):
+        facts = {"project": project}
+        line = HistoryLine(seq=0, at_s=1.0, kind="budget_warning", text=f"project {project} has spent", facts=facts)
+        head.store.commit(Batch(history=[replace(line, seq=newest_seq(head.store) + 1)]))
+    sent(head, sender)
+    assert [message for _, message in receiver.got] == ["project vision has spent"]
 
 
 def test_the_digest_comes_once_after_the_month(head, call, sender, receiver):

@@ -41,7 +41,7 @@ _log: Final = logging.getLogger("phalanx.channels")
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line that waits. `project`: of its job; "" for none."""
+    """A line that waits. `project`: that it is about; "" for none."""
 
     topic: ChannelTopic
     project: ProjectId
@@ -148,7 +148,7 @@ class ChannelSender:
                 if topic is None:
                     continue
                 job = self._job(line.job_id, jobs)
-                project = ProjectId("") if job is None else job.project
+                project = ProjectId(str(line.facts.get("project", ""))) if job is None else job.project
                 text = (
                     line.text if job is None else f"job {job.id} ({job.name}) of {job.user} in {project}: {line.text}"
                 )

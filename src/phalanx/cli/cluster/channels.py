@@ -38,7 +38,7 @@ def channels(head: Client, now_s: float) -> ListView:
 @channels.command()
 @click.argument("name")
 @click.argument("url", metavar="URL|@FILE|-")
-@click.option("--project", default="", help="Only messages about jobs of this project.")
+@click.option("--project", default="", help="Only messages about jobs and the budget of this project.")
 @click.option("--topic", "topics", type=click.Choice(_TOPICS), multiple=True, help="Only this topic; may be repeated.")
 def add(name: str, url: str, project: str, topics: tuple[str, ...]) -> None:
     """Add a channel, or replace one. URL as Apprise reads it, such as mailto://, slack:// or json://.

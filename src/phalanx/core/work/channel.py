@@ -48,7 +48,7 @@ class Channel:
         id: its name.
         url: of the service, as Apprise reads it. A secret: most contain a token.
         shown: the URL without its secrets.
-        project: only messages about jobs of this project; "" for all.
+        project: only messages about this project, its jobs and its budget; "" for all.
         topics: empty for all.
         created_s: Unix seconds.
     """
@@ -62,7 +62,7 @@ class Channel:
     created_s: float
 
     def takes(self, topic: ChannelTopic, project: ProjectId) -> bool:
-        """Whether it receives this topic. `project`: of the job that the message is about; "" for none."""
+        """Whether it receives this topic. `project`: that the message is about; "" for none."""
         return (not self.topics or topic in self.topics) and self.project in ("", project)
 
 

@@ -10,7 +10,7 @@ class ChannelView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         shown: its URL without secrets.
-        project: only messages about jobs of this project; "" for all.
+        project: only messages about this project, its jobs and its budget; "" for all.
         topics: empty for all.
         pending: lines that wait to be sent; `messages`: sent since the head started, the last at `sent_s`.
         error: why the last message was not accepted; "" if it was.
