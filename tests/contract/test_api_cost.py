@@ -6,6 +6,7 @@
 import msgspec
 import pytest
 
+from phalanx.api.views import failures
 from phalanx.cli.report.cost import cost_table, invoice_table
 from phalanx.cli.report.failures import failures_table
 from phalanx.cli.terminal import Terminal
@@ -117,6 +118,20 @@ def test_tables_have_the_rows_and_the_total(head, call):
     assert invoice.lines(WIDE)[-1].split()[-1] == invoice.csv_rows[-1][-2].replace(",", "")
     nothing = failures_table(msgspec.convert(report(call, "failures"), FailuresReportView))
     assert nothing.lines(WIDE) == ["no failures in this period"]
+
+
+def test_failed_jobs_past_a_number_are_counted_and_not_read(head, call, monkeypatch):
+    monkeypatch.setattr(failures, "FAILED_JOBS_MAX", 2)
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    jobs = []
+    for _ in range(3):
+        body = {"run": ["false"], "gpus": 2, "workdir": "/w"}
+        jobs.append(call("user", "POST", "/v1/jobs", body).json()["job"]["id"])
+        supervisor.run(jobs[-1])
+        supervisor.end(jobs[-1], code=3, at_s=head.clock.now_s())
+    found = report(call, "failures", by="job")
+    assert ({row["key"] for row in found["rows"]}, found["unread_jobs"]) == (set(jobs[1:]), 1)
 
 
 def test_failures_are_counted_with_what_they_lost(head, call):

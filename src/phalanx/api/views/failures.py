@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from typing import Final
 
@@ -24,16 +25,16 @@ async def failed_attempts(
     runtime: ApiRuntime, since_s: float, until_s: float, metered: Metered
 ) -> tuple[list[FailedAttempt], int]:
     """Return the attempts that failed in a period, and the number of older failed jobs that were not read."""
-    failed = await run_in_thread(_failed_jobs, runtime.services, since_s, until_s)
+    failed, count = await run_in_thread(_failed_jobs, runtime.services, since_s, until_s)
     costs = job_costs(metered)
     found: list[FailedAttempt] = []
-    for job, attempts in failed[:FAILED_JOBS_MAX]:
+    for job, attempts in failed:
         summary = await usage_summary_of(runtime, job)
         by_epoch = {each.epoch: each for each in summary.attempts}
         found += [
             _failed(job, one, by_epoch[one.epoch], costs.get(job.id)) for one in attempts if one.epoch in by_epoch
         ]
-    return found, max(0, len(failed) - FAILED_JOBS_MAX)
+    return found, count - len(failed)
 
 
 def job_costs(metered: Metered) -> dict[str, Amount]:
@@ -45,18 +46,24 @@ def job_costs(metered: Metered) -> dict[str, Amount]:
     return found
 
 
-def _failed_jobs(services: HeadServices, since_s: float, until_s: float) -> list[tuple[Job, list[Attempt]]]:
-    """The jobs with failures in the period and their failed attempts, the newest job first."""
-    found = []
-    for job, attempts in _jobs_with_attempts(services, since_s):
-        failed = [
-            one
-            for one in attempts
-            if _failures(one) and one.placed_s < until_s and (one.ended_s is None or since_s <= one.ended_s < until_s)
-        ]
-        if failed:
-            found.append((job, failed))
-    return sorted(found, key=lambda one: -one[0].seq)
+def _failed_jobs(services: HeadServices, since_s: float, until_s: float) -> tuple[list[tuple[Job, list[Attempt]]], int]:
+    """The newest jobs with failures in the period and their failed attempts, and the number of all; only the newest are held."""
+    count = 0
+
+    def failed_jobs() -> Iterator[tuple[Job, list[Attempt]]]:
+        nonlocal count
+        for job, attempts in _jobs_with_attempts(services, since_s):
+            failed = [one for one in attempts if _failures(one) and _is_within(one, since_s, until_s)]
+            if failed:
+                count += 1
+                yield job, failed
+
+    newest = heapq.nlargest(FAILED_JOBS_MAX, failed_jobs(), key=lambda one: one[0].seq)
+    return newest, count
+
+
+def _is_within(attempt: Attempt, since_s: float, until_s: float) -> bool:
+    return attempt.placed_s < until_s and (attempt.ended_s is None or since_s <= attempt.ended_s < until_s)
 
 
 def _jobs_with_attempts(services: HeadServices, since_s: float) -> Iterator[tuple[Job, list[Attempt]]]:
