@@ -106,10 +106,10 @@ def _span(services: HeadServices, since_s: float | None, until_s: float | None) 
 def _device_history(
     services: HeadServices, node: NodeId, device: int | None, span: tuple[float, float], step_s: float | None
 ) -> NodeHistory:
-    known = _device_count(services, node)
-    found = _recorder(services).rollups(node or None, *span, step_s, devices=known or _UNKNOWN_NODE_DEVICES)
     if not node and device is not None:
         raise BadRequest("device without a node", hint="give the node too: ?node=NODE&device=0")
+    known = _device_count(services, node)
+    found = _recorder(services).rollups(node or None, *span, step_s, devices=known or _UNKNOWN_NODE_DEVICES)
     columns = []
     for number, index in enumerate(found.devices):
         if device in (None, index):
