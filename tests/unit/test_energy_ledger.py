@@ -2,6 +2,7 @@
 
 import pytest
 
+from phalanx.controller.energy_accounting import AGE_MAX_MS, count_energy
 from phalanx.core.accounting.energy_ledger import (
     SPANS_MAX,
     EnergyLedger,
@@ -11,7 +12,8 @@ from phalanx.core.accounting.energy_ledger import (
     throttle_cause,
 )
 from phalanx.core.accounting.state_ledger import HOUR_MS, Account, StateLedger
-from phalanx.core.ids import NodeId
+from phalanx.core.ids import NodeId, SupervisorId
+from phalanx.wire.supervisor import EnergyReading, SamplesRequest
 
 N0 = NodeId("n0")
 FREE, JOB, OTHER = Account(), Account(job="1"), Account(job="2")
@@ -113,6 +115,19 @@ def test_hour_that_is_no_longer_in_memory_is_counted_in_the_oldest_that_is():
     (hour,) = ledger.hours.values()
     assert hour.energy == {(JOB, "counter"): (10, 1500)}
     assert hour.millijoules == 10
+
+
+def test_reading_that_claims_to_be_centuries_old_is_at_most_a_month_old():
+    ledger, now_ms = StateLedger(), 1_800_000_000_000
+    energy = held((WHOLE, JOB), at_ms=now_ms)
+    for at_ns, millijoules in ((0, 0), (1 << 62, 1000)):
+        one = EnergyReading(index=0, meter="GPU-a", millijoules=millijoules, at_ns=at_ns)
+        request = SamplesRequest(
+            supervisor_id=SupervisorId("s"), node_id=N0, at_s=0.0, devices=[], energy=[one], sent_ns=1 << 62
+        )
+        count_energy(energy, ledger, request, now_ms)
+    assert sum(hour.millijoules for hour in ledger.hours.values()) == 1000
+    assert len(ledger.hours) == AGE_MAX_MS // HOUR_MS
 
 
 def test_device_that_changes_hands_without_readings_starts_again():

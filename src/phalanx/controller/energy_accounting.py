@@ -6,10 +6,11 @@ import logging
 from typing import Final
 
 from phalanx.core.accounting.energy_ledger import EnergyLedger, EnergySource, MeterReading, throttle_cause
-from phalanx.core.accounting.state_ledger import StateLedger
+from phalanx.core.accounting.state_ledger import HOUR_MS, StateLedger
 from phalanx.wire.supervisor import SamplesRequest
 
 NS_PER_MS: Final = 1_000_000
+AGE_MAX_MS: Final = 30 * 24 * HOUR_MS  # an older reading counts as one of this age: each hour since then is one step
 _log = logging.getLogger("phalanx.usage")
 
 
@@ -21,7 +22,7 @@ def count_energy(energy: EnergyLedger, ledger: StateLedger, request: SamplesRequ
             meter=one.meter,
             source=source,
             millijoules=max(0, one.millijoules),
-            at_ms=now_ms - max(0, request.sent_ns - one.at_ns) // NS_PER_MS,
+            at_ms=now_ms - min(max(0, request.sent_ns - one.at_ns) // NS_PER_MS, AGE_MAX_MS),
             sender=(request.supervisor_id, one.at_ns),
             throttled=throttle_cause(one.throttle),
         )
