@@ -279,6 +279,9 @@ def test_lines_that_come_while_a_message_is_sent_are_sent_although_older_ones_ar
     receiver.free.clear()
     return_to_service(call, 2)
     sender.step()  # two lines are on their way
+    assert [one.daemon for one in threading.enumerate() if one.name == "channel"] == [
+        True
+    ]  # a stop of the head does not wait
     return_to_service(call, 1)
     sender.step()  # a third one waits; the oldest of those on their way is dropped from the list
     receiver.free.set()

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -34,7 +34,7 @@ RETRY_S: Final = (10.0, 30.0, 120.0, 600.0)  # after failures in a row; then alw
 PENDING_MAX: Final = 1000  # lines that wait for one channel; past that the oldest are dropped
 _MARK_EVERY_S: Final = 3600.0  # how much of the history a head reads again at most
 _PAGE: Final = 1000
-_SENDERS: Final = 4
+_SENDERS: Final = 16  # messages on their way at once
 _TIMEOUT_S: Final = 60.0  # of a commit
 _log: Final = logging.getLogger("phalanx.channels")
 
@@ -75,7 +75,6 @@ class ChannelSender:
         self._lock = threading.Lock()
         self._progress: dict[str, _Progress] = {}
         self._closing = threading.Event()
-        self._pool = ThreadPoolExecutor(_SENDERS, thread_name_prefix="channels")
 
     @property
     def notifier(self) -> Notifier:
@@ -95,7 +94,6 @@ class ChannelSender:
     def close(self) -> None:
         """End the thread at its next tick; a message that is being sent is not waited for."""
         self._closing.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def views(self) -> list[ChannelView]:
         """All channels, by name."""
@@ -119,6 +117,7 @@ class ChannelSender:
                 self._read(channels)
                 for channel in channels:
                     self._finish(channel, self._progress[channel.id])
+                for channel in sorted(channels, key=lambda one: self._progress[one.id].next_s):  # the longest due first
                     self._send(channel, self._progress[channel.id])
                 self._mark()
 
@@ -175,6 +174,8 @@ class ChannelSender:
         """Send what waits, if anything does and the channel is ready."""
         if progress.sending is not None or self._now_s() < progress.next_s:
             return
+        if sum(one.sending is not None for one in self._progress.values()) >= _SENDERS:
+            return
         month = self._month(-1)
         if progress.digest != self._month(0) and channel.takes(ChannelTopic.DIGEST, channel.project):
             message, progress.sending_digest = partial(self._digest, month, channel.project), self._month(0)
@@ -183,10 +184,18 @@ class ChannelSender:
             message, progress.sending_lines = partial(message_of, lines), len(lines)
         else:
             return
-        progress.sending = self._pool.submit(self._deliver, channel.url, message)
+        progress.sending = Future()
+        # A daemon, not one of a pool: a head that stops would wait for the threads of a pool, and a service may be slow.
+        deliver = partial(self._deliver, progress.sending, channel.url, message)
+        threading.Thread(target=deliver, name="channel", daemon=True).start()
 
-    def _deliver(self, url: str, message: Callable[[], Message]) -> None:
-        self.notifier.send(url, message())
+    def _deliver(self, done: Future[None], url: str, message: Callable[[], Message]) -> None:
+        try:
+            self.notifier.send(url, message())
+        except Exception as error:  # noqa: BLE001  reported as the error of the channel
+            done.set_exception(error)
+        else:
+            done.set_result(None)
 
     def _finish(self, channel: Channel, progress: _Progress) -> None:
         """Take the result of a message that was sent."""
