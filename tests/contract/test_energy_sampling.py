@@ -2,6 +2,7 @@
 
 import importlib
 import threading
+from itertools import pairwise
 
 import pytest
 
@@ -100,6 +101,26 @@ def test_readings_of_begin_and_end_survive_a_head_that_is_away(gpus, tmp_path, m
             true_mj = gpus.energy_mj(0, one.at_ns)
             assert 0 <= one.millijoules - true_mj < 700_000
             assert one.meter == "GPU-00000000"
+
+
+def test_readings_that_waited_come_in_several_requests_and_in_order(gpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(sampling, "_READINGS_SENT_MAX", 3)
+    with Sending(gpus, tmp_path, monkeypatch) as sending:
+        sending.wait(lambda: sending.requests)
+        sending.away = True
+        times_ns = [boottime_ns()]
+        for _ in range(4):
+            sending.sampler.fresh_samples(PATIENCE_S)
+            times_ns.append(boottime_ns())
+        count = len(sending.requests)
+        sending.away = False
+        sending.wait(lambda: len(sending.requests) > count + 4)
+    late = sending.requests[count:]
+    assert max(len(request.energy) for request in late) <= 3 + 2, "the readings of now come with the last that waited"
+    for index in (0, 1):
+        sent_ns = [one.at_ns for request in sending.requests for one in request.energy if one.index == index]
+        assert sent_ns == sorted(set(sent_ns))
+        assert all(any(begin <= at <= end for at in sent_ns) for begin, end in pairwise(times_ns))
 
 
 def test_device_without_a_counter_says_so(gpus, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -33,6 +34,7 @@ IDLE_S: Final = 5.0
 _SMALL_S: Final = 2.0  # a fleet that renews as often as this is small enough for a sample of every node each second
 _ASK_S: Final = 3.0
 _READINGS_MAX: Final = 4096  # of energy that wait for a head that does not answer; 256 attempts on 8 devices
+_READINGS_SENT_MAX: Final = 1024  # of those, in one request: 0.3 MB; the head takes at most 1 MiB
 _log = logging.getLogger(__name__)
 
 
@@ -143,9 +145,13 @@ class Sampler:
             every_s = report_every_s(self._pace(), busy=bool(jobs))
             if sampled_s - self._reported_s > every_s - BUSY_S / 2:  # the loop runs about once a second
                 self._reported_s = sampled_s
-                readings = [*self._readings, *(() if at_boundary else read)]
+                waiting = list(islice(self._readings, _READINGS_SENT_MAX))
+                # In the order of time: the head drops a reading that is older than the newest.
+                is_whole = len(waiting) == len(self._readings)
+                readings = waiting + (read if is_whole and not at_boundary else [])
                 if self._report(taken, jobs, every_s, readings):
-                    self._readings.clear()
+                    for _ in waiting:
+                        self._readings.popleft()
             self._wake.wait(BUSY_S)
 
     def _bind(self) -> None:
