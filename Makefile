@@ -28,7 +28,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools browser-tools mpi-tools trace-tools ray test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools browser-tools prometheus-tools deb image deb-tools mpi-tools trace-tools ray test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -113,6 +113,23 @@ redis-tools:
 	  $(APT_UPDATE) && $(APT_INSTALL) redis-server >/dev/null; \
 	else echo "redis-server is not here, and only root on Debian could install it: Ray with Redis is not tried." >&2; fi
 
+# Prometheus and promtool. Its service is not needed, and would take port 9090.
+prometheus-tools:
+	@command -v promtool >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing prometheus."; \
+	  $(APT_UPDATE) && $(APT_INSTALL) prometheus >/dev/null; \
+	  if [ -d /run/systemd/system ]; then systemctl disable --now prometheus >/dev/null 2>&1; fi; \
+	else echo "Prometheus is not here, and only root on Debian could install it: its rules are not tried." >&2; fi
+
+# A Debian in a folder, in which the package is tried.
+deb-tools:
+	@command -v mmdebstrap >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing mmdebstrap."; \
+	  $(APT_UPDATE) && $(APT_INSTALL) mmdebstrap >/dev/null; \
+	else echo "mmdebstrap is not here, and only root on Debian could install it: the Debian package is not tried." >&2; fi
+
 # Open MPI and MPICH with their compiler wrappers, for the tests of MPI with a real program. `mpirun` stays Open MPI's.
 mpi-tools:
 	@command -v mpicc.openmpi >/dev/null && command -v mpicc.mpich >/dev/null && exit 0; \
@@ -132,13 +149,18 @@ trace-tools:
 ray: $(READYDEV)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
 
-# A browser for the tests of the dashboard, and axe-core (MPL-2.0), which Phalanx does not ship.
+# A browser for the tests of the dashboard, axe-core (MPL-2.0) and the TypeScript compiler (Apache-2.0), which Phalanx does not ship.
 AXE = 4.14.1
+TYPESCRIPT = 5.9.3
 browser-tools: $(READYDEV)
 	@if [ ! -f .venv/axe/axe.min.js ] && command -v npm >/dev/null; then \
 	  echo "Fetching axe-core $(AXE): it looks for what people with other senses or devices cannot use."; \
 	  mkdir -p .venv/axe && cd .venv/axe && npm pack --silent axe-core@$(AXE) >/dev/null \
 	    && tar -xzf axe-core-$(AXE).tgz --strip-components=1 package/axe.min.js && rm axe-core-$(AXE).tgz; fi
+	@if [ ! -f .venv/typescript/lib/tsc.js ] && command -v npm >/dev/null; then \
+	  echo "Fetching typescript $(TYPESCRIPT): it checks the types of the dashboard's modules."; \
+	  mkdir -p .venv/typescript && cd .venv/typescript && npm pack --silent typescript@$(TYPESCRIPT) >/dev/null \
+	    && tar -xzf typescript-$(TYPESCRIPT).tgz --strip-components=1 package/lib && rm typescript-$(TYPESCRIPT).tgz; fi
 	@command -v chromium >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "Installing chromium and fonts-dejavu-core."; \
@@ -240,6 +262,12 @@ changelog: $(READYDEV) ## print the section that the changelog fragments would m
 	$(BIN)/towncrier build --draft
 
 # Local only: nothing is pushed. It installs nothing, so that a clone can use another checkout's VENV.
+deb: wheel ## dist/*.deb, with all that Phalanx imports; for the Debian whose Python has the minor version of .venv's
+	packaging/deb/build.sh $(BIN)/python "$$(ls -t dist/*.whl | head -1)" dist
+
+image: deb ## a container image phalanx:VERSION of head and node, built by podman
+	packaging/image/build.sh "$$(ls -t dist/*.deb | head -1)" "phalanx:$$($(BIN)/python -c 'import phalanx; print(phalanx.__version__)')"
+
 release: ## commit, wheel and tag of a release (VERSION=x.y.z); a person checks and pushes them
 	@fail() { echo "error: $$1" >&2; exit "$$2"; }; \
 	[[ "$(VERSION)" =~ ^(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*)){2}$$ ]] || fail "VERSION must be x.y.z, as in: make release VERSION=0.1.0" 64; \

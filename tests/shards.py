@@ -107,6 +107,8 @@ SAMPLES: tuple[Sample, ...] = (
 CAMPAIGNS: tuple[str, ...] = (
     "tests/contract/test_backups.py::test_a_slow_disk_between_two_statements_ends_neither_a_backup_nor_a_restore",
     "tests/contract/test_dashboard_browser.py",
+    "tests/contract/test_dashboard_types.py",
+    "tests/contract/test_provider_browser.py",
     "tests/contract/test_engine_contract.py::test_a_preempted_training_saves_and_resumes_where_it_was",
     "tests/contract/test_engine_contract.py::test_a_training_whose_node_dies_goes_on_elsewhere_from_its_checkpoint",
     "tests/contract/test_packages_contract.py",
@@ -127,6 +129,8 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_drills.py::test_node_killed_in_mid_training_resumes_elsewhere_and_repeats_its_losses",
     "tests/e2e/test_drills.py::test_planned_stop_of_the_head_is_not_noticed_by_a_job_even_past_the_lease",
     "tests/e2e/test_energy.py",
+    "tests/e2e/test_node_tests.py",
+    "tests/e2e/test_operator_hooks.py",
     "tests/e2e/test_hangs.py",
     "tests/e2e/test_history.py",
     "tests/e2e/test_head.py::test_a_job_with_the_number_of_a_job_that_a_restore_lost_has_none_of_its_output",
@@ -279,9 +283,25 @@ SHARDS: tuple[Shard, ...] = (
     ),
     Shard(
         title="dashboard in a real Chromium: sign-in, every page, fifty scripts in names",
-        tests=("tests/contract/test_dashboard_browser.py",),
+        tests=(
+            "tests/contract/test_dashboard_browser.py",
+            "tests/contract/test_dashboard_types.py",
+            "tests/contract/test_provider_browser.py",
+        ),
         sources=("web", "api", "wire"),
         needs=("browser-tools",),
+    ),
+    Shard(
+        title="alert rules in a real Prometheus on a real head",
+        tests=("tests/e2e/test_prometheus.py",),
+        sources=("api/routes", "cli/monitoring", "wire"),
+        needs=("prometheus-tools",),
+    ),
+    Shard(
+        title="the Debian package and the image, in a Debian of its own",
+        tests=("tests/packaging/test_deb.py", "tests/packaging/test_image.py"),
+        sources=("app", "cli/cluster", "core"),
+        needs=("deb-tools", "image-tools"),
     ),
     Shard(
         title="hostile input: every option of every command",
@@ -345,6 +365,8 @@ SHARDS: tuple[Shard, ...] = (
             "tests/e2e/test_live_scheduling.py",
             "tests/e2e/test_hangs.py",
             "tests/e2e/test_energy.py",
+            "tests/e2e/test_node_tests.py",
+            "tests/e2e/test_operator_hooks.py",
             "tests/e2e/test_demo.py",
         ),
     ),

@@ -3,7 +3,7 @@
 An unarmed failpoint costs one lookup in an empty dict. A test arms failpoints in its own process. A drill arms those of a real head
 through the environment, for example PHALANX_FAILPOINT="store.commit.commit=kill:3,logs.append.write=torn". The part of a name before
 its first dot is the component that writes: `store` `history` (SQLite) `postgres` `election` `upgrade` `backup` `restore` `logs` `blobs` `kept`
-`outputs` (store/), `home` `files` `tls` (app/), `private` (node/files/), `local` (engines/local/), `ray`. The part after its last dot is what is done;
+`outputs` `archives` (store/), `home` `files` `tls` (app/), `private` (node/files/), `local` (engines/local/), `ray`. The part after its last dot is what is done;
 the functions of `durable_files` add it.
 """
 
@@ -124,6 +124,7 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "restore.truncate": _AROUND,
     "backup.write": _WRITE,
     "backup.take_back.remove": _IGNORED,
+    "archives.month.directory": _AROUND,
     "election.prepare.leads": _AROUND,
     "election.open.patience": _AROUND,
     "election.say.statement": _AROUND,  # every SQL statement of the leader election, reads included

@@ -12,10 +12,11 @@ import msgspec
 
 from phalanx.core.access.rules import CallerRelation
 from phalanx.core.fleet.power_limits import PowerLimits
-from phalanx.core.state.events import PutChannel, SubmitService
+from phalanx.core.state.events import PutChannel, PutSignIn, SubmitService
 from phalanx.core.state.reports import MemberReady, NodeDied, PowerLimited
 from phalanx.core.work.channel import Channel
 from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.sign_in import SignInSettings
 from phalanx.planner.calibration.profile import NodeMeasurement, Profile
 from phalanx.planner.calibration.record_codec import encode_record
 from phalanx.wire.supervisor import (
@@ -117,6 +118,17 @@ def template(name, **more):
     return {**JOB, "name": name, "type": "service", "replicas": "0..9", **more}
 
 
+def provider_to_remove(case):
+    """The head has a provider; nothing answers at its address."""
+    settings = SignInSettings(
+        issuer=PROVIDER["issuer"], client_id="c", urls=(PROVIDER["url"],), by="root", at_s=NOW_S, grants=()
+    )
+    case.bench.head.ask(PutSignIn(settings=settings))
+    return Ask("/v1/sign-in")
+
+
+LOGIN = f"/login/50000/{'c' * 43}/{'s' * 22}"
+PROVIDER = {"issuer": "http://127.0.0.1:9", "client_id": "c", "url": "http://127.0.0.1:7600"}
 SERVICE_CHANGES = itertools.count()
 
 
@@ -203,6 +215,12 @@ def profile(case):
     return Ask("/v1/profile", encode_record(Profile(at="2026-11-21", at_s=NOW_S, nodes=(found,))))
 
 
+def node_tests(case):
+    found = NodeMeasurement(node="n1", gpu="virtual", devices=128, virtual=True, memory_bytes_per_s=9.0 + case.number)
+    tested = Profile(at="2026-11-21", at_s=NOW_S, nodes=(found,), job=str(case.number))
+    return Ask("/v1/node-tests", {"profile": encode_record(tested)})
+
+
 def join(case):
     name = case.who.name if case.who.name.startswith("n") and case.who.token else f"h{case.number}"
     return Ask("/v1/join", {"node_id": name})
@@ -277,6 +295,14 @@ SPECIMENS = {
     "GET /": plain("/"),
     "GET /sign-in": plain("/sign-in"),
     "POST /sign-in": plain("/sign-in", content=b"token=x", ok=(401,)),
+    "GET /sign-in/provider": plain("/sign-in/provider", ok=(403, 404)),
+    "GET /sign-in/return": plain("/sign-in/return?code=x&state=y"),
+    "GET /sign-in/finish": plain("/sign-in/finish?code=x&state=y", ok=(401, 404)),
+    "GET /login/{port}/{challenge}/{state}": plain(LOGIN),
+    "POST /login/{port}/{challenge}/{state}": plain(LOGIN, content=b"csrf=x", ok=(401,)),
+    "POST /v1/login/device": plain("/v1/login/device", ok=(404, 503)),
+    "POST /v1/login/device/token": plain("/v1/login/device/token", {"handle": "x"}, ok=(401, 404)),
+    "POST /v1/login/token": plain("/v1/login/token", {"code": "x", "verifier": "y"}, ok=(401,)),
     "POST /sign-out": plain("/sign-out", content=b"", ok=(303,)),
     "GET /web/{version}/{name:path}": plain("/web/none/dashboard.js", ok=(404,)),
     "POST /v1/dashboard/link": plain("/v1/dashboard/link"),
@@ -348,11 +374,19 @@ SPECIMENS = {
     "DELETE /v1/pools/{pool_id}": pool("DELETE"),
     "GET /v1/profile": plain("/v1/profile"),
     "PUT /v1/profile": profile,
+    "GET /v1/nodes/{node_id}/tests": plain("/v1/nodes/n1/tests"),
+    "POST /v1/node-tests": node_tests,
     "GET /v1/channels": plain("/v1/channels"),
     "PUT /v1/channels/{name}": lambda case: Ask(f"/v1/channels/put-{case.number}", {"url": "json://127.0.0.1"}),
     "DELETE /v1/channels/{name}": channel(""),
     "POST /v1/channels/{name}/test": channel("/test"),
     "GET /v1/retention": plain("/v1/retention"),
+    "GET /v1/archives": plain("/v1/archives"),
+    "GET /v1/archives/{month}": plain("/v1/archives/2026-08", ok=(404,)),
+    "GET /v1/sign-in": plain("/v1/sign-in"),
+    "PUT /v1/sign-in": lambda case: Ask("/v1/sign-in", {**PROVIDER, "client_id": f"c{case.number}"}),
+    "DELETE /v1/sign-in": provider_to_remove,
+    "POST /v1/sign-in/check": plain("/v1/sign-in/check", ok=(404, 503)),
     "PUT /v1/retention": lambda case: Ask("/v1/retention", {"periods_s": {"logs": 1e9 + case.number}}),
     "POST /v1/retention/runs": lambda case: Ask(
         "/v1/retention/runs", {"older_than_s": 1e9 + case.number, "kinds": ["logs"]}, ok=(200, 409)

@@ -32,6 +32,7 @@ from phalanx.core.state.reports import MemberReady, MemberStarted, MemberStopped
 from phalanx.core.work.attempt import TaskExit
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.users import Token, User, UserRole
+from phalanx.providers.identity.oidc import OidcProvider
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.history.memory import MemoryHistory
 from phalanx.store.history.recorder import HistoryRecorder
@@ -126,6 +127,7 @@ class ApiHead:
             usage_spans=self.usage.spans,
             usage_hours=self.usage.hours,
             notifier=self.notifier,
+            identity=OidcProvider(f"{self.home}/secrets", self.clock.now_s),
             waste=self.usage.waste,
             attempt_use=self.usage.attempt_use,
             history=self.history,
@@ -134,6 +136,7 @@ class ApiHead:
             version="0.1.0",
             output_root=self.output_root,
             checkpoint_root=settings.checkpoint_root,
+            archive_root=f"{self.home}/archives",
             on_stop=self.stopped.set,
             limits=self.limits,
         )
@@ -156,7 +159,8 @@ class ApiHead:
     @contextmanager
     def calling(self):
         """A caller: `call("user", "GET", "/v1/jobs")`."""
-        with self.served() as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+        # Plain HTTP: without `verify` the client does not load the machine's CAs, which takes 20 ms.
+        with self.served() as url, httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False) as client:
             yield Caller(client, url)
 
     @contextmanager

@@ -8,6 +8,7 @@ from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.node_pool import NodePool, NodeTemplate, PoolNode, PoolNodeState
+from phalanx.core.fleet.node_tests import NodeRate, NodeTest, NodeTestHistory
 from phalanx.core.ids import (
     Epoch,
     Generation,
@@ -38,10 +39,12 @@ from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
 from phalanx.core.work.service import Revision, Service
 from phalanx.core.work.service_terms import ServiceTerms
+from phalanx.core.work.sign_in import GroupGrant, SignInSettings
 from phalanx.core.work.spec import JobSpec, Role
 from phalanx.core.work.usage_hour import USAGE_MARK, CountedNode, UsageHour, UsageMark, UsageRow
 from phalanx.core.work.users import (
     Action,
+    Identity,
     Token,
     User,
     UserRole,
@@ -132,6 +135,7 @@ def project(name="vision"):
         created_s=2.0,
         budget=MonthlyBudget(cents=500_000, currency="EUR"),
         budget_warned=BudgetWarning(month="2026-11", percent=80),
+        outputs_bytes=5 << 30,
     )
 
 
@@ -233,7 +237,16 @@ def line(seq, job_id=None, node_id=None, kind="submitted"):
 
 def one_of_each_kind():
     """A record of each kind; each comes after those that it refers to."""
-    people = (user(), project(), token(), queue(), spent(), reservation())
+    identity = Identity(
+        issuer="https://id.example.org",
+        subject="a1",
+        confirmed_s=4.0,
+        lapses_s=5.5,
+        projects=frozenset({ProjectId("nlp")}),
+        sealed="gAAAA",
+        ended="left",
+    )
+    people = (replace(user(), identity=identity), project(), token(), queue(), spent(), reservation())
     return (
         *people,
         calibration(),
@@ -241,8 +254,34 @@ def one_of_each_kind():
         node(),
         node_pool(),
         pool_node(),
+        NodeTestHistory(id=NodeId("n0")).add(
+            NodeTest(
+                at_s=6.0,
+                by=UserId("opal"),
+                job="1",
+                gpu="virtual",
+                devices=2,
+                threshold=0.3,
+                peers=3,
+                rates=(NodeRate(what="memory", value=1e9, median=2e9, why="memory 50% below the median of 3 nodes"),),
+            )
+        ),
         Licence(id="matlab", total=20),
         RetentionPolicy(periods=((RetainedFiles.LOGS, 7_776_000.0),), by=UserId("root"), at_s=5.0),
+        SignInSettings(
+            issuer="https://id.example.org",
+            client_id="phalanx",
+            urls=("https://gpu-head:7600",),
+            by=UserId("root"),
+            at_s=5.0,
+            secret_file="oidc",
+            scopes=("openid", "groups"),
+            grants=(
+                GroupGrant(
+                    group="ml", role=UserRole.USER, projects=frozenset({ProjectId("nlp")}), admin_of=frozenset()
+                ),
+            ),
+        ),
         Channel(
             id="ops",
             url="json://user:secret@example.org",

@@ -72,6 +72,13 @@ def test_only_health_the_public_certificate_and_the_sign_in_are_open(every_route
         ("GET", "/"),
         ("GET", "/sign-in"),
         ("POST", "/sign-in"),
+        ("GET", "/sign-in/provider"),
+        ("GET", "/sign-in/return"),
+        ("GET", "/sign-in/finish"),
+        ("POST", "/login/{port}/{challenge}/{state}"),
+        ("POST", "/v1/login/device"),
+        ("POST", "/v1/login/device/token"),
+        ("POST", "/v1/login/token"),
         ("POST", "/sign-out"),
         ("GET", "/web/{version}/{name:path}"),
     }

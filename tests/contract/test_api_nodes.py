@@ -10,11 +10,13 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from phalanx.core.errors import TryLater
 from phalanx.core.state.commands import CleanUpAttempt, PrepareTasks
 from phalanx.core.state.reports import CheckpointSaved, MemberReady, MemberStarted, NodeDied, SupervisorRegistered
 from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.wire.metrics import FAMILIES
 from phalanx.wire.supervisor import (
     STREAM_CHUNK_BYTES_MAX,
     CommandsReply,
@@ -351,6 +353,20 @@ def test_metrics_carry_the_names_of_dcgm_with_the_job_on_the_node_alone(head, ca
     assert 'phalanx_jobs{state="running"} 1.0' in text
     assert "phalanx_submits_total 1.0" in text
     assert not any("hpc_job" in line for line in text.splitlines() if line.startswith("phalanx_"))
+
+
+def test_exported_metrics_are_those_that_are_declared(head, call, supervisor):
+    job_id = call.submit()
+    supervisor.run(job_id)
+    supervisor.post("samples", samples(job_id, 0.5, at_s=head.clock.now_s()))
+    found = {family.name: family for family in text_string_to_metric_families(call("viewer", "GET", "/metrics").text)}
+    assert found.keys() <= FAMILIES.keys()
+    assert {name for name, family in FAMILIES.items() if not family.sometimes} <= found.keys()
+    for name, family in found.items():
+        declared = FAMILIES[name]
+        assert (family.type, family.documentation) == ("counter" if declared.counter else "gauge", declared.text)
+        for sample in family.samples:
+            assert (sample.name, set(sample.labels)) == (declared.sample, set(declared.labels))
 
 
 def test_old_samples_are_no_metrics(head, call, supervisor):

@@ -38,6 +38,7 @@ def test_reserved_nodes_are_shown_so_until_given_back(head, call):
         "begun": False,
         "why": "new fans",
         "by": "opal",
+        "open_ended": False,
     }
     assert call("viewer", "GET", "/v1/reservations").json()["reservations"] == [made]
     for path, nodes in (("/v1/nodes", "nodes"), ("/v1/overview", "nodes")):
@@ -50,6 +51,8 @@ def test_reserved_nodes_are_shown_so_until_given_back(head, call):
                 "holders": "maintenance",
                 "begun": False,
                 "why": "new fans",
+                "open_ended": False,
+                "stops": [],
             }
         ]
     for _ in range(2):

@@ -35,6 +35,14 @@ PAGES = (
     ),
     *("/plan", "/plan?model=llama-3-8b&gpus=2xh100:8&tokens=300B", "/what-if", "/what-if?gpus=4&time=1h&add_nodes=2"),
 )
+# What the forms of a page send, and the page shows again.
+FORMS = {
+    "/plan": ("model", "gpus", "tokens"),
+    "/what-if": ("gpus", "time", "add_nodes"),
+    "/use": ("days", "by"),
+    "/audit": ("user", "action"),
+    "/sign-in": ("next", "error"),
+}
 # What the script of a page shows last.
 READY = {
     "/": "document.querySelector('canvas')",
@@ -258,8 +266,13 @@ def test_fifty_scripts_in_names_labels_reasons_and_output_never_run(head, call, 
     page.type("script")
     page.until("document.querySelector('.log mark')")
     assert page.run("window.xss === undefined")
-    assert page.dialogs == []
     assert page.problems == []
+    for path, names in FORMS.items():
+        for text_ in PAYLOADS:
+            page.open(f"{call.url}{path}?" + "&".join(f"{name}={quoted(text_)}" for name in names))
+            assert page.run("window.xss === undefined"), (path, text_)
+    assert page.dialogs == []
+    assert [one for one in page.problems if "400 (Bad Request)" not in one] == []
 
 
 def press_button(page, text_):

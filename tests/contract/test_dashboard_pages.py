@@ -141,7 +141,7 @@ def test_held_gpu_shows_what_the_ledger_of_states_says(head, call):
     supervisor = Supervisor(call)
     supervisor.hello()
     supervisor.run(call.submit())
-    parts = replace(head.parts, usage_parts=head.usage.parts)
+    parts = replace(head.parts, part_states=head.usage.part_states)
     until(lambda: fleet_frame(parts).cells == ["SSFF"])  # its ranks have just begun
 
 

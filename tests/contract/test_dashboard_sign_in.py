@@ -28,7 +28,7 @@ class Browser:
 
     def __init__(self, url):
         self.url, self.cookies = url, {}
-        self.client = httpx.Client(base_url=url, timeout=30, trust_env=False)
+        self.client = httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False)  # loads no CAs: 20 ms
 
     def __call__(self, method, path, *, form=None, **headers):
         sent = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -125,6 +125,65 @@ def test_what_ranks_remove_or_rename_is_removed_or_renamed_at_the_head(head, gan
     assert n0.said == n1.said == []
 
 
+def put_project(call, project, **body):
+    assert (answer := call("admin", "PUT", f"/v1/projects/{project}", body)).status_code in (200, 201), answer.text
+
+
+def test_a_project_without_space_gets_no_more_outputs_until_some_are_removed(head, gang, call):
+    job, (n0, _) = gang
+    project = call("user", "GET", f"/v1/jobs/{job}").json()["job"]["project"]
+    put_project(call, project, outputs="1M")
+    n0.write("a.bin", "a" * 700_000)
+    n0.send()
+    n0.write("b.bin", "b" * 700_000)
+    n0.send()
+    n0.send()
+    assert list(at_the_head(head, job)) == ["a.bin"]
+    assert len(n0.said) == 1, "told once"
+    assert "output 'b.bin' is not stored" in n0.said[0]
+    assert "may have 1 MiB" in n0.said[0]
+    (n0.root / "a.bin").unlink()
+    n0.send()  # the removal comes after the refused file
+    n0.outputs.send_changes(n0.present)
+    assert list(at_the_head(head, job)) == []
+    head.app.state.runtime.output_usage._measured_s -= (
+        60.0  # removed files are seen by the next pass, at the earliest 5 s after the last one
+    )
+    n0.send()
+    assert list(at_the_head(head, job)) == ["b.bin"]
+    shown = call("user", "GET", f"/v1/projects/{project}").json()
+    assert shown["project"]["outputs_bytes"] == 1 << 20
+    assert 700_000 <= shown["outputs_used_bytes"] <= 1 << 20
+
+
+def test_an_upload_that_was_refused_halfway_counts_and_is_not_taken_again(head, gang, call):
+    job, (n0, _) = gang
+    project = call("user", "GET", f"/v1/jobs/{job}").json()["job"]["project"]
+    put_project(call, project, outputs="9M")
+    n0.write("big.bin", "x" * (12 << 20))
+    n0.send()
+    received = sum(path.stat().st_size for path in Path(head.output_root, ".coming").rglob("*") if path.is_file())
+    assert 0 < received <= 9 << 20
+    for _ in range(3):
+        head.app.state.runtime.output_usage._measured_s -= 3600.0
+        n0.outputs.send_changes(n0.present)
+        assert call("user", "GET", f"/v1/projects/{project}").json()["outputs_used_bytes"] >= received
+    put_project(call, project, outputs="none")
+    n0.send()
+    assert list(at_the_head(head, job)) == ["big.bin"]
+
+
+def test_an_admin_of_the_project_alone_may_not_give_it_more_space(head, call):
+    assert call("admin", "PUT", "/v1/projects/nlp", {"admins": ["ada"]}).status_code == 200
+    assert code(call("user", "PUT", "/v1/projects/nlp", {"outputs": "none"})) == (403, "not_permitted")
+
+
+@pytest.mark.parametrize("words", ["0", "-1", "many", "1e30T", ""])
+def test_a_limit_on_outputs_that_is_none_is_refused(call, words):
+    answer = call("admin", "PUT", "/v1/projects/nlp", {"outputs": words})
+    assert code(answer) == (400, "bad_request"), answer.text
+
+
 def test_two_nodes_that_use_one_name_both_keep_their_file(head, gang):
     job, (n0, n1) = gang
     n1.write("loss.txt", "of the second")

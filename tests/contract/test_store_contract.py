@@ -12,6 +12,7 @@ from phalanx.core.fleet.custom_failure_rules import OPERATORS
 from phalanx.core.fleet.documents import CALIBRATION_ID
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, UserId
 from phalanx.core.state.records import (
+    ATTEMPT_USES,
     ATTEMPTS,
     CALIBRATIONS,
     FAILURE_RULES,
@@ -41,6 +42,7 @@ from tests.contract.records import (
     RUNNING,
     SUCCEEDED,
     attempt,
+    attempt_use,
     calibration,
     dump,
     failure_rules,
@@ -384,6 +386,38 @@ def test_orphans_are_refused(store):
         put(store, attempt(1))
     with pytest.raises(StoreRefused, match="does not exist"):
         put(store, key(1))
+
+
+def test_an_archived_job_leaves_with_all_that_is_its_own_and_nothing_else(store):
+    store.commit(Batch(records=[*one_of_each_kind(), job(2, SUCCEEDED), job(3, SUCCEEDED)]))
+    store.commit(
+        Batch(
+            records=[
+                attempt(2, 1, AttemptState.ENDED),
+                key(2),
+                attempt(3, 1, AttemptState.ENDED),
+                attempt_use(2),
+                attempt_use(3),
+            ]
+        )
+    )
+    store.commit(Batch(history=[line(1, 2, "n0"), line(2, 3, "n0"), line(3, None, "n0"), line(4, 2, None)]))
+    store.commit(Batch(history=[line(5)], archived=[JobId("2")]))
+    assert (store.job(JobId("2")), store.attempts(JobId("2"))) == (None, [])
+    assert [one.seq for one in store.history()] == [2, 3, 5]
+    assert store.record(ATTEMPT_USES, (JobId("2"), Epoch(1))) is None
+    assert store.job(JobId("3")) is not None
+    assert store.record(ATTEMPT_USES, (JobId("3"), Epoch(1))) is not None
+    assert store.load().next_history_seq == 6
+
+
+@pytest.mark.parametrize("state", [PENDING, RUNNING])
+def test_only_ended_jobs_are_archived(store, state):
+    store.commit(Batch(records=[*one_of_each_kind(), job(2, state)]))
+    for wrong in ("2", "99"):
+        with pytest.raises(StoreRefused, match="cannot be archived"):
+            store.commit(Batch(archived=[JobId(wrong)]))
+    assert store.job(JobId("2")) is not None
 
 
 def test_a_submit_number_is_given_once(store):

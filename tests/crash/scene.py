@@ -158,6 +158,15 @@ def people_change(home):
     ask("PUT", "/v1/queues", {"queues": [{"id": "mark-queues"}]}, mark="mark-queues")
     made = ask("POST", "/v1/tokens", {"note": "mark-token"}, mark="mark-token")
     ask("DELETE", f"/v1/tokens/{made['token']['id']}", mark='"revoked_s":1')
+    provider = {"issuer": "http://127.0.0.1:9", "client_id": "mark-client", "url": "http://127.0.0.1:7600"}
+    ask("PUT", "/v1/sign-in", provider, mark="mark-client")
+    ask("DELETE", "/v1/sign-in", mark="DELETE /v1/sign-in")
+    ask("PUT", "/v1/channels/mark-channel", {"url": "json://127.0.0.1:9/hook"}, mark="mark-channel")
+    ask("DELETE", "/v1/channels/mark-channel", mark="DELETE /v1/channels/{name}")
+    price = {"gpu": "h100", "per_gpu_hour": "2.49", "source": "mark-price"}
+    ask("PUT", "/v1/prices", {"currency": "EUR", "prices": [price]}, mark="mark-price")
+    ask("PUT", "/v1/retention", {"periods_s": {"logs": 987654.0}}, mark="987654")
+    ask("POST", "/v1/retention/runs", {"older_than_s": 876543.0, "kinds": ["logs"]}, mark="POST /v1/retention/runs")
     content = b"mark-blob" * 100
     ask("PUT", f"/v1/blobs/{sha256_of(content)}", content, mark="mark-blob")
 
@@ -179,6 +188,7 @@ def nodes_change(home):
     found = NodeMeasurement(node=NodeId(n0), gpu="virtual", devices=4, virtual=True, memory_bytes_per_s=9.0)
     profile = encode_record(Profile(at="2026-11-21", at_s=time.time(), nodes=(found,), job="mark-profile"))
     ask("PUT", "/v1/profile", profile, mark="mark-profile")
+    ask("POST", "/v1/node-tests", {"profile": {**profile, "job": "mark-tested"}}, mark="mark-tested")
     rule = {"name": "mark-rule", "codes": [117], "blame": "preempted", "remedy": "elsewhere", "says": "mark-rule"}
     ask("PUT", "/v1/rules", {"rules": [rule]}, mark="mark-rule")
     ask("DELETE", f"/v1/nodes/{n1}", mark=f"{n1} was removed")

@@ -32,6 +32,7 @@ NOT_PASSED = {
     "history.drop.rows": "only of chunks that are days old; tests/contract/test_store_crash.py kills a process there",
     "history.keep.rows": "only of curves past their number; tests/contract/test_store_crash.py kills a process there",
     "logs.delete.remove": "only of jobs that ended long ago; tests/contract/test_store_crash.py kills a process there",
+    "archives.month.directory": "only of jobs that ended long ago; tests/contract/test_api_archives.py stops a run there",
     "outputs.delete.remove": "only of jobs that ended long ago; tests/contract/test_api_retention.py stops a removal there",
     "outputs.delete_owners.remove": "the same",
     "blobs.unused.remove": "only of uploads that are days old; tests/contract/test_store_crash.py kills a process there",

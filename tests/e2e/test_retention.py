@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.core.ids import Epoch, JobId
 from phalanx.core.work.job import JobState
 from phalanx.ports.store import Batch, JobFilter
 from phalanx.store.sql.sqlite.store import SqliteStore
@@ -88,5 +89,46 @@ def test_retention_runs_while_jobs_write(shell):
         assert shell("logs", writer).stdout.splitlines() == [f"line {number}" for number in range(1, count + 1)]
     old = shell("logs", "1_0")
     assert "were removed on" in old.stderr
+    assert shell.json("archives")["months"] == []
     assert "were removed" in shell("get", "1_0", code=64).stderr
     assert "the job ended more than 30d00h ago" in shell("show", "1_0").stdout
+
+
+def test_old_records_go_into_archives_while_the_head_serves(shell):
+    """The newest 1,000 ended jobs stay in memory, so there are more."""
+    shell("up", "--virtual", "1x2", "--port", str(free_port()))
+    shell("submit", "--wait", "--array", "0-2", "--", "sh", "-c", "echo old; echo file >$PHALANX_OUTPUT_DIR/result")
+    shell("submit", "--wait", "--name", "single", "--", "echo", "single")
+    shell("down", "--keep-jobs")
+    assert age(shell, 90) == 4
+    add_jobs(shell, 1000)
+    shell("up")
+    assert "to remove" in shell("clean", "--older-than", "30d", "--only", "records").stdout  # they have files
+    assert shell.json("clean", "--older-than", "30d", "--yes")["removed"]["logs"]["count"] == 4
+    page = shell("show", "4").stdout
+    done = shell.json("clean", "--older-than", "30d", "--only", "records", "--yes")
+    assert done["removed"]["records"]["count"] == 4
+    [month] = shell.json("archives")["months"]
+    assert month["jobs"] == 4
+    assert [one["id"] for one in shell.json("archives", "jobs", month["month"])] == ["1_0", "1_1", "1_2", "4"]
+    shell("down", "--keep-jobs")
+    shell("up")
+    archived = shell("show", "4").stdout
+    assert f"archived with the jobs of {month['month']}" in archived
+    assert page.splitlines()[0] == archived.splitlines()[0]
+    assert "array" in shell("show", "1", code=64).stderr
+    assert shell("submit", "--wait", "--", "true").stdout.split()[1] == "1005"
+
+
+def add_jobs(shell, count):
+    """Add jobs that ended after the newest one; the head is down."""
+    store = SqliteStore(str(shell.home / "phalanx.db"))
+    store.load()
+    [newest] = store.jobs(JobFilter(limit=1))
+    now_s = time.time()
+    more = [
+        replace(newest, id=JobId(str(seq)), seq=seq, folder=f"{seq}-k", epoch=Epoch(0), submit_s=now_s, ended_s=now_s)
+        for seq in range(newest.seq + 1, newest.seq + 1 + count)
+    ]
+    store.commit(Batch(records=more))
+    store.close()

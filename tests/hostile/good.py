@@ -223,6 +223,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
         "whole_history": Good(query={"after": 0, "node": "n0", "limit": 10}),
         "label_nodes": Good(body={"labels": {"n0": {"rack": "r1", "zone": "z"}}}),
         "drain_node": Good(body={"why": "test", "cordon_only": True}),
+        "undrain_node": Good(query={"planned": "false"}),
         "cap_node_power": Good(body={"limit": "300W", "time": "8h"}),
         "put_reservation": Good(
             body={
@@ -236,6 +237,24 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
             }
         ),
         "put_licence": Good(body={"seats": 20}),
+        "list_archives": Good(),
+        "list_archived_jobs": Good(),
+        "put_sign_in": Good(
+            body={
+                "issuer": "http://127.0.0.1:9",
+                "client_id": "phalanx",
+                "secret_file": "oidc",
+                "url": "http://127.0.0.1:7600",
+                "user_claim": "preferred_username",
+                "groups_claim": "realm_access.roles",
+                "scopes": ["openid", "groups"],
+                "recheck_s": 900.0,
+                "outage_s": 28_800.0,
+                "groups": [{"group": "ml", "role": "user", "projects": ["default"], "admin_of": []}],
+            }
+        ),
+        "finish_device_login": Good(body={"handle": "gAAAA", "note": "on a laptop"}),
+        "finish_browser_login": Good(body={"code": "c" * 43, "verifier": "v" * 43, "note": "on a laptop"}),
         "put_retention": Good(body={"periods_s": {"logs": 7_776_000.0, "uploads": 604_800.0}}),
         "start_retention_run": Good(body={"older_than_s": 2_592_000.0, "kinds": ["logs"], "dry_run": True}),
         "put_channel": Good(body={"url": "json://127.0.0.1:9/hook", "project": "default", "topics": ["jobs"]}),
@@ -262,6 +281,21 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                     nodes=(NodeMeasurement(node="n0", gpu="virtual", devices=4, virtual=True, memory_bytes_per_s=9.0),),
                 )
             )
+        ),
+        "put_node_tests": Good(
+            body={
+                "profile": encode_record(
+                    Profile(
+                        at="2026-11-21",
+                        at_s=time.time(),
+                        nodes=(
+                            NodeMeasurement(node="n0", gpu="virtual", devices=4, virtual=True, memory_bytes_per_s=9.0),
+                        ),
+                    )
+                ),
+                "threshold": 0.3,
+                "drain": False,
+            }
         ),
         "stop_head": Good(body={"keep_jobs": True}),
         "join": Good(body={"node_id": "n5", "hostname": "h", "address": "10.0.0.1", "devices": 8, "virtual": True}),

@@ -124,6 +124,7 @@ class Served:
             "service_id": "web",
             "pool_id": "burst",
             "name": "matlab",  # a licence
+            "month": "2026-08",
             "sha256": DIGEST,
             "session_name": self.session,
         }

@@ -8,13 +8,13 @@ import pytest
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, UserId
 from phalanx.core.lifecycle.verify import rejection_reason
-from phalanx.core.state.events import EndReservation, PutReservation
+from phalanx.core.state.events import EndReservation, PutReservation, UncordonNode
 from phalanx.core.state.plan import Placement
-from phalanx.core.state.records import RESERVATIONS
+from phalanx.core.state.records import NODES, RESERVATIONS
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.job import JobState, WaitReasonCode
-from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.reservation import OPEN_ENDED_S, Reservation
 from phalanx.ports.store import StoreRefused
 from tests.builders import PLAIN, T, allocation, make_node
 from tests.builders import job as make_job
@@ -80,7 +80,63 @@ def test_job_is_saved_and_goes_on_elsewhere_when_maintenance_begins(cluster):
     assert second.placed_s >= first.ended_s
     assert second.resume_from.step > 0
     assert cluster.job(job).charged_restarts == 0, "nobody's fault"
-    assert history(cluster, "reservation_begun") == [f"reservation fans begins: {home} for maintenance, for 5m00s"]
+    assert history(cluster, "maintenance_begun") == [f"reservation fans begins: {home} for maintenance, for 5m00s"]
+
+
+def notices(cluster, job):
+    return [line.text for line in cluster.store.history(job_id=job) if line.kind == "maintenance_notice"]
+
+
+def test_owners_are_told_when_it_is_planned_when_their_job_starts_there_and_when_it_is_cancelled(alone):
+    job = alone.submit(gpus=2, behaviour=SAVING)
+    alone.runs(job)
+    reserve(alone, "n0", in_s=2 * 86_400.0, for_s=300.0, why="new fans")
+    assert len(notices(alone, job)) == 1
+    assert "maintenance fans begins in 2d00h" in notices(alone, job)[0]
+    assert notices(alone, job)[0].endswith("this job is then saved, stopped and placed elsewhere: new fans")
+    assert "it will stop job" in history(alone, "maintenance_planned")[0]
+    later = alone.submit(gpus=1, behaviour=SAVING)
+    alone.runs(later)
+    assert len(notices(alone, later)) == 1
+    unreserve(alone)
+    for told in (job, later):
+        assert notices(alone, told)[-1] == "maintenance fans of n0 is cancelled"
+
+
+def test_a_job_that_ends_in_time_is_not_told(alone):
+    job = alone.submit(gpus=2, behaviour=SAVING, time_limit_s=600.0)
+    alone.runs(job)
+    reserve(alone, "n0", in_s=3600.0, for_s=300.0)
+    assert notices(alone, job) == []
+    assert "stop" not in history(alone, "maintenance_planned")[0]
+
+
+def test_an_open_window_drains_at_its_start_until_the_nodes_are_returned(cluster):
+    job = cluster.submit(gpus=4, behaviour=SAVING)
+    cluster.runs(job)
+    (home,) = homes(cluster, job)
+    reserve(cluster, home, in_s=10.0, for_s=OPEN_ENDED_S, open_ended=True, why="new board")
+    cluster.until(lambda: cluster.job(job).epoch == 2)
+    cluster.runs(job)
+    assert home not in homes(cluster, job)
+    node = cluster.store.record(NODES, home)
+    assert (node.cordon.drain, node.cordon.why) == (True, "new board")
+    assert cluster.store.reservations() == []
+    cluster.request(UncordonNode(node_id=home, by=UserId("op")))
+    assert cluster.store.record(NODES, home).cordon is None
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_undrain_returns_a_node_from_its_maintenance_and_only_if_asked_from_a_planned_one(cluster, planned):
+    reserve(cluster, "n0 n1", in_s=0.0, for_s=600.0, name="now")
+    reserve(cluster, "n0", in_s=3600.0, for_s=600.0, name="later")
+    cluster.run(1.0)
+    cluster.request(UncordonNode(node_id=NodeId("n0"), by=UserId("op"), planned=planned))
+    left = {one.id: one.nodes for one in cluster.store.reservations()}
+    assert left == {"now": ("n1",)} if planned else left == {"now": ("n1",), "later": ("n0",)}
+    job = cluster.submit(gpus=4, behaviour=SAVING, nodelist=("n0",)) if planned else None
+    if job is not None:
+        cluster.runs(job)
 
 
 def test_job_with_nowhere_to_go_waits_for_the_end_and_resumes(alone):
@@ -92,7 +148,7 @@ def test_job_with_nowhere_to_go_waits_for_the_end_and_resumes(alone):
     assert alone.head.controller.waits[job].reason is WaitReasonCode.RESERVATION
     alone.runs(job)
     assert alone.attempts(job)[1].placed_s >= alone.attempts(job)[0].placed_s + 120.0
-    assert history(alone, "reservation_ended") == ["reservation fans has ended: n0 no longer reserved for maintenance"]
+    assert history(alone, "maintenance_ended") == ["reservation fans has ended: n0 no longer reserved for maintenance"]
     assert alone.world.reservations == {}
     assert alone.store.record(RESERVATIONS, ReservationId("fans")).ended
 
@@ -123,7 +179,7 @@ def test_the_store_may_refuse_the_step_in_which_it_begins(cluster):
     cluster.run(4.5)
     cluster.store.full_commits = 3
     cluster.until(lambda: cluster.job(job).epoch == 2)
-    assert len(history(cluster, "reservation_begun")) == 1
+    assert len(history(cluster, "maintenance_begun")) == 1
 
 
 def test_head_that_comes_back_inside_a_window_keeps_it_and_says_so_once(cluster):
@@ -134,7 +190,7 @@ def test_head_that_comes_back_inside_a_window_keeps_it_and_says_so_once(cluster)
     cluster.start_head()
     jobs = [cluster.submit(gpus=4) for _ in range(2)]
     cluster.run(3.0)
-    assert len(history(cluster, "reservation_begun")) == 1
+    assert len(history(cluster, "maintenance_begun")) == 1
     assert [homes(cluster, job) for job in jobs if job in cluster.world.attempts] == [{"n2"}]
 
 
@@ -145,7 +201,7 @@ def test_window_that_passed_while_the_head_was_away_is_over(cluster):
     cluster.start_head()
     cluster.run(1.0)
     assert cluster.world.reservations == {}
-    assert len(history(cluster, "reservation_ended")) == 1
+    assert len(history(cluster, "maintenance_ended")) == 1
 
 
 def test_clock_set_back_over_the_beginning_opens_the_nodes_until_it_comes_again(cluster):
@@ -156,7 +212,7 @@ def test_clock_set_back_over_the_beginning_opens_the_nodes_until_it_comes_again(
     cluster.jump_clock(-1000.0)
     cluster.runs(job)
     cluster.ends(job)
-    cluster.until(lambda: len(history(cluster, "reservation_begun")) == 2, limit_s=1100.0)
+    cluster.until(lambda: len(history(cluster, "maintenance_begun")) == 2, limit_s=1100.0)
 
 
 def test_one_window_after_the_other_leaves_no_gap_between():
@@ -184,6 +240,19 @@ def test_job_whose_limit_crosses_the_window_goes_elsewhere_or_waits(cluster):
     waiting = cluster.head.controller.waits[longer]
     assert waiting.reason is WaitReasonCode.RESERVATION
     assert "2 nodes reserved for maintenance (fans)" in waiting.detail
+
+
+def test_a_job_that_names_its_node_does_not_wait_for_reservations(cluster):
+    named = {"gpus": 4, "nodelist": (NodeId("n0"),), "behaviour": SAVING}
+    cluster.runs(cluster.submit(**named))
+    waiting = cluster.submit(**named)
+    choosy = cluster.submit(gpus=4, exclude=(NodeId("n1"), NodeId("n2")), behaviour=SAVING)
+    cluster.run(5.0)
+    waits = cluster.head.controller.waits
+    assert {waits[job].reason for job in (waiting, choosy)} == {WaitReasonCode.RESOURCES}
+    assert {waits[job].detail for job in (waiting, choosy)} == {
+        "only nodes that it leaves out have room now; it may use n0"
+    }
 
 
 def test_limit_that_fitted_at_first_crosses_once_the_job_has_waited(cluster):
@@ -243,7 +312,7 @@ def test_ended_early_the_nodes_take_work_at_once():
     assert job not in cluster.world.attempts
     assert unreserve(cluster).ended
     cluster.runs(job)
-    assert history(cluster, "reservation_ended") == [
+    assert history(cluster, "maintenance_ended") == [
         "reservation fans was ended: n0 no longer reserved for maintenance"
     ]
     with pytest.raises(NotFound, match="no reservation 'fans'"):
@@ -270,7 +339,7 @@ def test_the_same_again_is_harmless_and_another_of_its_name_refused(cluster):
     assert cluster.request(PutReservation(reservation=made)) == made
     cluster.run(12.0)
     assert cluster.request(PutReservation(reservation=made)).begun
-    assert len(history(cluster, "reserved")) == 1
+    assert len(history(cluster, "maintenance_planned")) == 1
     with pytest.raises(Conflict, match="reservation fans already exists"):
         reserve(cluster, "n1", in_s=10.0, for_s=60.0)
 

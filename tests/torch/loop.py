@@ -7,6 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.staging import DefaultStager
 from torch.distributed.fsdp import fully_shard
 
 import phalanx.torch
@@ -21,7 +22,19 @@ parser.add_argument(
 )
 parser.add_argument("--width", type=int, default=16)
 parser.add_argument("--bad-extra", action="store_true")
+parser.add_argument("--closing-stager", action="store_true", help="as in torch 2.11, where each copy closes the stager")
 options = parser.parse_args()
+
+if options.closing_stager:
+    stage = DefaultStager.stage
+
+    def stage_and_close(self, state):
+        try:
+            return stage(self, state)
+        finally:
+            self.close()
+
+    DefaultStager.stage = stage_and_close
 
 run = phalanx.torch.init()
 torch.manual_seed(7)

@@ -75,6 +75,11 @@ def test_supervisor_is_told_of_what_lies_there(tmp_path):
         assert [report["step"] for report in gang.of("step", rank=1)] == list(range(1, 21))
 
 
+def test_a_stager_that_closes_itself_serves_every_save(tmp_path):
+    make_checkpoints(tmp_path, "--closing-stager", steps=15, world_size=1, checkpoints=tmp_path / "ck")
+    assert {path.name for path in (tmp_path / "ck").glob("step-*")} >= {"step-00000010", "step-00000015"}
+
+
 def test_torn_checkpoint_is_never_resumed_even_when_named(tmp_path):
     make_checkpoints(tmp_path / "a", checkpoints=tmp_path / "ck")
     step = tmp_path / "ck/step-00000010"

@@ -35,6 +35,7 @@ OPTIONS_OF_OTHERS = {  # of sbatch and of programs that the engines start
     "core/work/sbatch_scripts/sbatch.py",
     "core/work/sbatch_scripts/het_components.py",
     "core/work/sbatch_scripts/sbatch_job.py",
+    "engines/local/engine.py",
     "engines/ray/driver.py",
     "engines/ray/engine.py",
     "engines/ray/render.py",

@@ -21,7 +21,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "phalanx"
 
 # What a server must not need, with the one folder that may import it.
-EXTRAS = {"torch": "torch", "ray": "engines/ray", "kubernetes_asyncio": "engines/kubernetes", "psycopg": "store"}
+EXTRAS = {
+    "torch": "torch",
+    "ray": "engines/ray",
+    "kubernetes_asyncio": "engines/kubernetes",
+    "psycopg": "store",
+    "authlib": "providers/identity",
+    "joserfc": "providers/identity",
+}
 
 # The standard library as core may see it: values, types and arithmetic.
 PURE = {
@@ -387,7 +394,7 @@ def test_every_dependency_is_pinned():
 
 
 def test_extras_are_the_promised_ones():
-    promised = {"torch", "ray", "slurm", "kubernetes", "postgres", "dev"}
+    promised = {"torch", "ray", "slurm", "kubernetes", "postgres", "oidc", "dev"}
     assert set(project_file()["project"]["optional-dependencies"]) == promised
 
 

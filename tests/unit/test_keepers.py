@@ -3,7 +3,6 @@
 # What is kept is played here.
 # mypy: disable-error-code="arg-type, var-annotated, attr-defined"
 
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +18,8 @@ JOINED = SimpleNamespace(engine="joined", node_id="n0")
 
 class Ended:
     """Told to end at the wait of that number; `waited_s` is how long each was to be."""
+
+    keep_node = False
 
     def __init__(self, after):
         self.after, self.waited_s = after, []
@@ -100,7 +101,7 @@ def keeps(monkeypatch, ended):
 
     monkeypatch.setattr(keeper, "_supervisor_engine", make)
     monkeypatch.setattr(server_keeper.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(threading, "Event", lambda: ended)
+    monkeypatch.setattr(server_keeper, "KeeperStop", lambda: ended)
     server_keeper._keep("f", JOINED)
     return told
 

@@ -286,6 +286,11 @@ def test_steps_that_take_twice_and_half_as_long_as_promised_cancel_out():
     assert slowdown(twice, half)[0] == pytest.approx(1.0)
 
 
+def test_short_trainings_faster_than_promised_make_no_plan_faster():
+    _, promised_s = slowdown()
+    assert slowdown(replace(RUN, gpu="NVIDIA H100", step_s=0.75 * promised_s))[0] == 1.0
+
+
 def test_a_disturbed_run_and_one_on_another_accelerator_say_nothing():
     _, promised_s = slowdown()
     noisy = replace(RUN, gpu="NVIDIA H100", step_s=9 * promised_s, spread=0.8)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.accounting.activity import Activity, ActivityLevel, ActivityWindow
+from phalanx.core.accounting.state_changes import StateBegin, state_begin
 from phalanx.core.accounting.usage_states import (
     FOREIGN_USE,
     PROGRESS_UNKNOWN,
@@ -234,6 +235,24 @@ def test_samples_of_a_standstill_do_not_count_after_it():
     window.restart()
     found = window.add(21_000, 0.5, empty=False)
     assert (found.level, found.since_ms) == (ActivityLevel.ACTIVE, 20_000)
+
+
+def test_a_window_that_restarts_while_active_goes_on():
+    window = ActivityWindow()
+    for second in range(1, 5):
+        window.add(second * 1000, 0.9, empty=False)
+    window.restart()
+    assert window.add(5_000, 0.9, empty=False).since_ms == 4_000
+    assert window.add(6_000, 0.9, empty=False).level is ActivityLevel.ACTIVE
+
+
+def test_work_that_is_announced_leaves_the_waits_of_the_steps_before_it():
+    """The end of training, or an evaluation, says nothing about the steps that waited for data."""
+    active = Activity(level=ActivityLevel.ACTIVE, since_ms=90_000)
+    before, after = PartState(UsageState.DATA_BOUND), PartState(UsageState.COMPUTING)
+    waited = StepActivity(silent_s=0.0, gap_s=0.5, data_share=0.8, share_s=14.0, stepped=True)
+    assert state_begin(before, after, active, replace(waited, announced=True), 100_000) == StateBegin()
+    assert state_begin(before, after, active, replace(waited, data_share=0.1, share_s=3.0), 100_000).since_ms == 97_000
 
 
 def test_pauses_between_steps_are_not_idle():

@@ -17,7 +17,8 @@ from phalanx.api.nodes import (
     output_routes,
     supervisor_routes,
 )
-from phalanx.api.pages import pages, planning, service_pages, settings, sign_in, use
+from phalanx.api.pages import login as login_pages
+from phalanx.api.pages import pages, planning, provider_sign_in, service_pages, settings, sign_in, use
 from phalanx.api.routes import (
     audit,
     blobs,
@@ -32,8 +33,10 @@ from phalanx.api.routes import (
     history,
     jobs,
     licences,
+    login,
     logs,
     metrics,
+    node_tests,
     nodes,
     people,
     plan,
@@ -45,6 +48,7 @@ from phalanx.api.routes import (
     retention,
     rules,
     services,
+    sign_in_settings,
     steps,
     submit,
     usage,
@@ -70,6 +74,7 @@ _RESOURCES = (
     steps,
     history,
     events,
+    node_tests,
     nodes,
     reservations,
     retention,
@@ -100,7 +105,11 @@ _RESOURCES = (
     service_pages,
     settings,
     use,
+    provider_sign_in,
     sign_in,
+    sign_in_settings,
+    login,
+    login_pages,
 )
 
 

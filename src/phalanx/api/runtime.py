@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
@@ -17,6 +18,7 @@ from starlette.requests import HTTPConnection
 
 from phalanx.api.auth.audited_call import CURRENT_CALL
 from phalanx.api.auth.authenticator import Authenticator
+from phalanx.api.auth.provider_sign_in import ProviderSignIn
 from phalanx.api.live.channel_sender import ChannelSender
 from phalanx.api.live.controller_futures import ControllerFutures
 from phalanx.api.live.exec_sessions import ExecSessionRegistry
@@ -24,6 +26,7 @@ from phalanx.api.live.fleet_feed import FleetFeed
 from phalanx.api.live.history_tail import newest_seq
 from phalanx.api.live.hub import Broadcast, FollowerHub
 from phalanx.api.nodes.file_cleaner import FileCleaner
+from phalanx.api.nodes.output_usage import OutputUsage
 from phalanx.api.nodes.retention import PendingUploads, RetentionWorker
 from phalanx.api.nodes.supervisors import SupervisorRegistry
 from phalanx.api.services import HeadServices
@@ -40,12 +43,14 @@ from phalanx.core.state.events import Request as Command
 from phalanx.core.state.reports import Report
 from phalanx.core.work.spec import Role
 from phalanx.store.checkpoints.copies import CheckpointCopies
+from phalanx.store.job_archives import JobArchives
 from phalanx.store.outputs.copies import OutputCopies
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _POLL_S: Final = 0.05
+_log: Final = logging.getLogger("phalanx.api")
 _EXPIRY_LOOK_S: Final = 1.0  # how late the expiry of a token is noticed; a revocation is noticed at once
 UPKEEP_S: Final = 60.0
 REFUSALS_PER_MINUTE: Final = 60  # recorded in the audit trail: each costs a commit, and callers may repeat them at will
@@ -75,13 +80,16 @@ class ApiRuntime:
         self.hub = FollowerHub()
         self.fleet_feed = FleetFeed(partial(fleet_frame, services), heartbeat_s=services.limits.heartbeat_s)
         self.access_changes = Broadcast()
+        self.provider_sign_in = ProviderSignIn(services, run_in_thread, self._answer_of)
         self.sessions = ExecSessionRegistry(services.limits)
         self.websockets: set[asyncio.Task[None]] = set()
         self.supervisors = SupervisorRegistry(services.store)
         self.checkpoint_copies = CheckpointCopies(services.checkpoint_root, services.output_root)
         self.output_copies = OutputCopies(services.output_root)
+        self.output_usage = OutputUsage(services, self.output_copies)
         self.channel_sender = ChannelSender(services, partial(newest_seq, services.store))
-        self.file_cleaner = FileCleaner(services, self.checkpoint_copies, self.output_copies)
+        self.archives = JobArchives(services.archive_root, version=services.version, clock_s=services.clock.now_s)
+        self.file_cleaner = FileCleaner(services, self.checkpoint_copies, self.output_copies, self.archives)
         self.pending_uploads = PendingUploads()
         self.counts: dict[str, int] = {}
         self.streams_by_user: Counter[UserId] = Counter()
@@ -91,6 +99,7 @@ class ApiRuntime:
         self.notes: dict[Role, list[str]] = {}
         self._answers: ControllerFutures | None = None
         self._upkeep: asyncio.Task[None] | None = None
+        self._rechecks: asyncio.Task[None] | None = None
         self._refusals, self._refusals_since_s = 0, -math.inf
         self._touched: deque[frozenset[JobId]] = deque()
 
@@ -133,13 +142,16 @@ class ApiRuntime:
         calls = [] if serving is None else [serving.mark_recorded()] * len(wishes)
         return await self.controller_futures.result_of(self.services.controller.request_all(wishes, calls))
 
+    async def _answer_of(self, asked: Future[T]) -> T:
+        return await self.controller_futures.result_of(asked)
+
     async def record_call(self, detail: str = "") -> None:
         """Record the current call in the audit trail, durably, before the handler acts."""
         serving = CURRENT_CALL.get()
         if serving is not None:
             await self.controller_futures.result_of(self.services.controller.record_call(serving.mark_recorded(detail)))
 
-    def record_refusal(self, call: AuditCall, error: PhalanxError) -> None:
+    def record_refusal(self, call: AuditCall, error: PhalanxError, detail: str = "") -> None:
         """Record a refusal in the audit trail, without waiting; at most REFUSALS_PER_MINUTE are recorded per minute."""
         now_s = self.services.clock.boottime_s()
         if now_s - self._refusals_since_s >= 60.0:
@@ -147,7 +159,7 @@ class ApiRuntime:
         self._refusals += 1
         self.count("refusals")
         if self._refusals <= REFUSALS_PER_MINUTE:
-            self.services.controller.record_call(replace(call, result=error.code))
+            self.services.controller.record_call(replace(call, result=error.code, detail=detail or call.detail))
 
     async def report(self, reports: list[Report]) -> list[Answer | PhalanxError]:
         """Pass reports of supervisors to the controller; returns when they are durable."""
@@ -189,6 +201,7 @@ class ApiRuntime:
         if self.services.notifier is not None:
             self.channel_sender.start()
         self._upkeep = asyncio.get_running_loop().create_task(self._run_upkeep())
+        self._rechecks = asyncio.get_running_loop().create_task(self._run_rechecks())
 
     async def upkeep(self) -> None:
         """Record when tokens were last used, and the tip of the audit trail; remove files past their retention."""
@@ -204,6 +217,14 @@ class ApiRuntime:
             await asyncio.sleep(UPKEEP_S)
             with contextlib.suppress(PhalanxError):  # such as a full disk: the next round retries
                 await self.upkeep()
+
+    async def _run_rechecks(self) -> None:
+        while not self.hub.closing:
+            await asyncio.sleep(UPKEEP_S)
+            try:
+                await self.provider_sign_in.recheck()
+            except Exception:  # noqa: BLE001  an internal error must not end the checks: the next round tries again
+                _log.exception("internal error while users are checked at the sign-in provider")
 
     async def permission_lost(self, reauthorize: Callable[[], None]) -> PhalanxError:
         """Wait until `reauthorize` raises: a user, project or token has changed, or the token has expired; return its error."""
@@ -226,8 +247,9 @@ class ApiRuntime:
 
     def close(self) -> None:
         """End streams and long polls, since the head stops."""
-        if self._upkeep is not None:
-            self._upkeep.cancel()
+        for task in (self._upkeep, self._rechecks):
+            if task is not None:
+                task.cancel()
         self.hub.close()
         self.fleet_feed.close()
         self.channel_sender.close()

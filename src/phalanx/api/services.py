@@ -14,8 +14,10 @@ from phalanx.controller.step_result import Answer
 from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.waste_monitor import WasteNow
 from phalanx.core.access.audit import AuditCall, ChainTip
-from phalanx.core.accounting.state_ledger import Part, UsageSpan
+from phalanx.core.accounting.state_ledger import UsageSpan
+from phalanx.core.accounting.usage_states import PartState, UsageState
 from phalanx.core.errors import PhalanxError
+from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import NodeTemplate
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 from phalanx.core.resources import Resources
@@ -30,6 +32,7 @@ from phalanx.core.work.usage_hour import UsageHour
 from phalanx.ports.blobs import Blobs
 from phalanx.ports.clock import Clock
 from phalanx.ports.election import HeadRecord, Leader
+from phalanx.ports.identity import IdentityProvider
 from phalanx.ports.logs import Logs
 from phalanx.ports.notifier import Notifier
 from phalanx.ports.store import Store
@@ -108,6 +111,14 @@ class ControllerClient(Protocol):
 
     def live_attempts(self) -> list[tuple[Job, Attempt]]:
         """Return all live attempts with their jobs."""
+        ...
+
+    def fleet_nodes(self) -> list[Node]:
+        """Return all known nodes, up or down."""
+        ...
+
+    def held_jobs(self) -> frozenset[JobId]:
+        """Return the jobs in the controller's memory: all that have not ended, and those that ended last."""
         ...
 
     def fleet_capacity(self) -> Resources:
@@ -290,7 +301,7 @@ class HeadServices:
         history: of devices, nodes and jobs; None if nothing is recorded.
         node_secret: the tokens of supervisors are derived from it (core.access.node_tokens).
         hosts_allowed: names (without port) that a Host header may carry.
-        output_root, checkpoint_root: each has one folder per job.
+        output_root, checkpoint_root: each has one folder per job; archive_root: one per month, of records of jobs.
         on_stop: called once after a planned stop was answered; it must return at once.
         join_service: lets other servers join; None if the head listens only on loopback.
         token_lifetime_max_s: longest lifetime of a new token; None for no limit.
@@ -302,9 +313,11 @@ class HeadServices:
         usage_hours: the hours of the ledger of states since a Unix time, and up to another if one is given; each is read as it is needed.
         usage_spans: the newest states of a node's devices, each with its device.
         attempt_use: what an attempt used of its devices and nodes; None if nothing was measured.
-        usage_parts: the parts of a node's devices now: device, job or "", and the part with its state.
+        part_states: the states of the parts of nodes' devices now: device, job or "", and the state.
+        state_totals: the thousandths of devices in each state now.
         waste: what is wasted now.
         notifier: sends messages to services outside; None if this head sends none.
+        identity: signs people in at the provider of the settings; None if this head cannot.
         offer: returns what a node has, given the name of a provider and its text; raises BadRequest. None without providers.
     """
 
@@ -320,6 +333,7 @@ class HeadServices:
     version: str
     output_root: str
     checkpoint_root: str
+    archive_root: str
     on_stop: Callable[[], None]
     before_long_leases: Callable[[float], None] = lambda _: None
     join_service: JoinService | None = None
@@ -332,8 +346,10 @@ class HeadServices:
     usage_hours: Callable[..., Iterable[UsageHour]] = lambda *_: ()
     usage_spans: Callable[[NodeId], list[tuple[int, UsageSpan]]] = lambda _: []
     attempt_use: Callable[[JobId, Epoch], AttemptUse | None] = lambda *_: None
-    usage_parts: Callable[[NodeId], list[tuple[int, str, Part]]] = lambda _: []
+    part_states: Callable[[Iterable[NodeId]], dict[NodeId, list[tuple[int, str, PartState]]]] = lambda _: {}
+    state_totals: Callable[[], dict[UsageState, int]] = dict
     waste: Callable[[], WasteNow] = WasteNow
     notifier: Notifier | None = None
+    identity: IdentityProvider | None = None
     hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
     limits: ApiLimits = field(default_factory=ApiLimits)

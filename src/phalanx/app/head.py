@@ -62,6 +62,7 @@ from phalanx.node.processes.file_limits import raise_file_limit
 from phalanx.planner.facts.device_speeds import device_speed_facts
 from phalanx.planner.facts.failure_rules import shipped_rules
 from phalanx.ports.engine import Discovery
+from phalanx.providers.identity.oidc import OidcProvider
 from phalanx.providers.notifications.apprise_notifier import AppriseNotifier
 from phalanx.providers.registry import provider_type
 from phalanx.store.blobs.files import FileBlobs
@@ -225,14 +226,17 @@ class Head:
                 usage_hours=self._usage.hours,
                 usage_spans=self._usage.spans,
                 attempt_use=self._usage.attempt_use,
-                usage_parts=self._usage.parts,
+                part_states=self._usage.part_states,
+                state_totals=self._usage.state_totals,
                 waste=self._usage.waste,
                 notifier=AppriseNotifier(),
+                identity=OidcProvider(self._home.path_of("secrets"), self._clock.now_s),
                 clock=self._clock,
                 node_secret=self._secret,
                 version=__version__,
                 output_root=settings.output_root,
                 checkpoint_root=settings.checkpoint_root,
+                archive_root=self._files("archives"),
                 on_stop=self._stop_soon,
                 before_long_leases=self._remember_long_leases,
                 join_service=welcome,
@@ -310,9 +314,7 @@ class Head:
     def _bootstrap(self) -> None:
         """At the first start, make this user the admin, with a token in the state folder, and create one project and one queue."""
         world, now_s = self._driver.controller.world, self._clock.now_s()
-        admins = sorted(
-            user.id for user in world.table(USERS).values() if user.role is UserRole.ADMIN and not user.disabled
-        )
+        admins = sorted(user.id for user in world.table(USERS).values() if user.stays_admin)
         if not world.table(USERS):
             admins = [UserId(getpass.getuser())]
             for event in (
@@ -333,9 +335,7 @@ class Head:
         users = self._driver.controller.world.table(USERS)
         for head in campaign.heads():
             if head.token_sha256 and self._store.token(head.token_sha256) is None:
-                admins = sorted(
-                    user.id for user in list(users.values()) if user.role is UserRole.ADMIN and not user.disabled
-                )
+                admins = sorted(user.id for user in list(users.values()) if user.stays_admin)
                 owner = next((name for name in admins if name == head.user), admins[0] if admins else None)
                 if owner is not None:
                     token = Token(

@@ -14,11 +14,14 @@ from phalanx.ports.engine import LocalNode
 _VIRTUAL: Final = re.compile(r"([0-9]{1,6})x(.*)")
 VIRTUAL_NODES_MAX: Final = 256  # each is a process of about 30 MB
 DEFAULT_VIRTUAL_DEVICES: Final = 4
+NO_NODES: Final = "none"  # the head brings no node: all its servers join
 PLAIN_MODELS: Final = ("fast", "slow")  # of virtual devices that stand in for no GPU, to try fleets of several models
 
 
 def virtual_nodes(text: str, prefix: str = "") -> list[LocalNode]:
-    """Return nodes n0, n1, ... for text such as `3x4`: 3 nodes with 4 virtual devices each. `prefix` keeps the names of several heads apart.
+    """Return nodes n0, n1, ... for text such as `3x4`: 3 nodes with 4 virtual devices each; `none`: no node.
+
+    `prefix` keeps the names of several heads apart.
 
     `3xh100:4` makes the devices stand in for H100s, `3xh100:4+mig` for H100s that MIG can divide. `2xfast:2,2xslow:2` is a fleet of two models.
 
@@ -26,6 +29,8 @@ def virtual_nodes(text: str, prefix: str = "") -> list[LocalNode]:
         BadRequest: the text does not have that form, asks for too many, or names a GPU that the fact tables do not have.
     """
     nodes: list[LocalNode] = []
+    if text.strip().lower() == NO_NODES:
+        return nodes
     for part in text.strip().lower().split(","):
         count, kind = _virtual_part(part.strip(), text)
         model = _known_model(kind) if kind.model else ""

@@ -21,6 +21,7 @@ Settings are environment variables. They are removed from the environment before
     PHALANX_HEAD_CA       the file with the head's CA certificate, if the head uses TLS
     PHALANX_HEAD_UID      user ids of heads on this machine, separated by commas: plain HTTP is sent only to these, root and the own account
     PHALANX_JOBS_AS       owner: if the supervisor is root, jobs run as the account of their owner (see `node.shell.accounts`)
+    PHALANX_HOOKS         the operator's file of hooks (`node.prepare.hook_runner`)
     PHALANX_LOG           log level; default: INFO
 
 SIGTERM stops its ranks with a grace period and then ends the process; a second SIGTERM ends it at once. When it dies, its ranks die.
@@ -57,10 +58,12 @@ from phalanx.node.head_link.channels import start_thread
 from phalanx.node.head_link.head_address import HeadAddress
 from phalanx.node.head_link.head_connection import HeadAccess
 from phalanx.node.head_link.peer_account import HEAD_UID_VARIABLE
+from phalanx.node.logic.operator_hooks import HOOKS_VARIABLE
 from phalanx.node.logs.log_file import log_to_file
 from phalanx.node.member import scratch
 from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.power.limit_keeper import PowerLimitKeeper
+from phalanx.node.prepare.hook_runner import hooks_file
 from phalanx.node.probes import sysfs
 from phalanx.node.probes.devices import DeviceFacts, DeviceProbe, NodeFacts, node_facts
 from phalanx.node.probes.link_probe import LinkProbeListener
@@ -148,9 +151,9 @@ def _take_settings() -> dict[str, str]:
     """
     given = {name: value for name, value in os.environ.items() if name.startswith("PHALANX_")}
     for name in given:
-        ours = (
-            name.startswith(("PHALANX_NODE_", "PHALANX_HEAD_", "PHALANX_TOKEN", "PHALANX_LOG"))
-            or name in ACCOUNT_VARIABLES
+        ours = name.startswith(("PHALANX_NODE_", "PHALANX_HEAD_", "PHALANX_TOKEN", "PHALANX_LOG")) or name in (
+            *ACCOUNT_VARIABLES,
+            HOOKS_VARIABLE,
         )
         if ours and name != _KEPT:
             del os.environ[name]
@@ -303,6 +306,7 @@ def _settings(
         accounts=accounts,
         slices=slices,
         power=None if virtual else _power_keeper(given, probe),
+        hooks="" if "PHALANX_NODE_SEAT" in given else hooks_file({**os.environ, **given}),
     )
 
 

@@ -1,5 +1,8 @@
 """The keeper of a joined server: `python -m phalanx.app.server_keeper --folder DIR`, started by `phalanx join`, ended by `phalanx down`.
 
+SIGINT ends the keeper and the node. SIGTERM, which a service manager sends, ends the node only if no job runs on it; else the supervisor
+continues, and the next keeper adopts it.
+
 It runs what the engine of the membership needs on this server: its supervisor, or daemons that start the supervisor. If the keeper dies,
 the supervisor continues, and the next keeper adopts it.
 """
@@ -10,13 +13,12 @@ import argparse
 import os
 import signal
 import sys
-import threading
 
 from phalanx.core.errors import BadRequest, Conflict, PhalanxError
 from phalanx.engines.registry import engine_type
 from phalanx.node import membership as records
 from phalanx.node.logs.log_file import log_to_file
-from phalanx.ports.engine import Membership
+from phalanx.ports.engine import KeeperStop, Membership
 from phalanx.web.command_hints import error_line
 
 
@@ -43,9 +45,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _keep(folder: str, joined: Membership) -> None:
-    ended = threading.Event()
+    ended = KeeperStop()
+
+    def stop(number: int, _: object) -> None:
+        ended.keep_node = number == signal.SIGTERM and bool(records.running_attempts(folder))
+        ended.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, stop)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     engine_type(joined.engine).keep_member(folder, joined, ended)
 

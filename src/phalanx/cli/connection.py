@@ -16,6 +16,7 @@ PATIENCE_S: Final = 10.0  # retries of a head that restarts, at an interactive p
 # Retries for `run` and `logs -f`: as long as jobs survive without a head (its long leases)
 FOLLOW_PATIENCE_S: Final = 600.0
 ANSWER_S: Final = 5.0  # timeout of a short call
+PROVIDER_ANSWER_S: Final = 30.0  # timeout of a call in which the head asks the sign-in provider
 PROBE_S: Final = 1.0  # timeout of a health check
 
 
@@ -49,9 +50,11 @@ def shares_file_system(client: Client) -> bool:
 
     A forwarded port looks the same; use `--copy` there.
     """
+    from phalanx.client.clusters import chosen_cluster
     from phalanx.wire.head_url import is_loopback, split_url
 
-    return not os.environ.get("PHALANX_URL") or is_loopback(split_url(client.transport.url())[1])
+    here = not os.environ.get("PHALANX_URL") and chosen_cluster() is None
+    return here or is_loopback(split_url(client.transport.url())[1])
 
 
 def probe_head_id(url: str) -> str:

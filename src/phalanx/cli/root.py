@@ -78,6 +78,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "dashboard": CommandEntry(
             "phalanx.cli.cluster.dashboard:dashboard", "Open the dashboard in a browser, by a link that works once."
         ),
+        "monitoring": CommandEntry(
+            "phalanx.cli.monitoring.command:monitoring", "Rules, a board and settings for Prometheus and Grafana."
+        ),
         "waste": CommandEntry("phalanx.cli.report.waste:waste", "List who wastes GPUs now, and what mends it."),
         "report": CommandEntry(
             "phalanx.cli.report.command:report", "Report what the GPUs of the fleet were used for and cost."
@@ -103,6 +106,7 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "retention": CommandEntry(
             "phalanx.cli.cluster.retention:retention", "Show and set how long files of ended jobs are kept."
         ),
+        "archives": CommandEntry("phalanx.cli.cluster.retention:archives", "Jobs whose records are in archives."),
         "doctor": CommandEntry(
             "phalanx.cli.cluster.doctor:doctor", "Check this machine and its head, and suggest fixes."
         ),
@@ -125,6 +129,11 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "projects": CommandEntry("phalanx.cli.access.projects:projects", "Accounting groups and their members."),
         "users": CommandEntry("phalanx.cli.access.users:users", "Users and their roles."),
         "tokens": CommandEntry("phalanx.cli.access.tokens:tokens", "API tokens."),
+        "sign-in": CommandEntry(
+            "phalanx.cli.access.sign_in:sign_in", "Sign-in at a provider (OpenID Connect), and what its groups give."
+        ),
+        "login": CommandEntry("phalanx.cli.access.login:login", "Sign in, and save the token with the cluster."),
+        "config": CommandEntry("phalanx.cli.access.config:config", "Saved clusters, and which of them commands use."),
         "audit": CommandEntry("phalanx.cli.access.audit:audit", "Audit trail: who changed what; verify it."),
         "slurm-env": CommandEntry(
             "phalanx.cli.slurm_views.environment:slurm_env", "Make sbatch, squeue ... views of Phalanx in this shell."
@@ -133,6 +142,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "version": CommandEntry("phalanx.cli.cluster.version:version", "Print the versions of command and head."),
     },
 }
+OF_THIS_MACHINE: Final = frozenset({"up", "down", "join", "doctor", "backup", "restore", "demo"})
+"""They do not use the current cluster of `config use`, only one that is given by name."""
+MAKES_CLUSTERS: Final = frozenset({"login", "config"})
 COMMANDS: Final = {name: verb for section in SECTIONS.values() for name, verb in section.items()}
 
 
@@ -210,17 +222,30 @@ Exit codes: that of the job for run, attach and --wait; 64 usage, 69 head unreac
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 @click.option("--url", metavar="URL", help="URL of the head, instead of the one of this machine.")
+@click.option("--cluster", metavar="NAME", help="Saved cluster to use (phalanx config).")
 @click.option("--insecure", is_flag=True, help="Send the token over plain HTTP to another machine.")
 @click.option("--debug", is_flag=True, help="Show tracebacks (anywhere before --).")
 @click.version_option(__version__, message="phalanx %(version)s")
 @click.pass_context
-def phalanx(context: click.Context, url: str | None, insecure: bool, debug: bool) -> None:
+def phalanx(context: click.Context, url: str | None, cluster: str | None, insecure: bool, debug: bool) -> None:
     """Phalanx runs training jobs on a cluster of GPU servers."""
     del debug  # removed from the arguments before click parses them
+    if cluster and url:
+        raise click.UsageError("--url and --cluster contradict each other; give one of the two")
+    cluster = cluster or os.environ.get("PHALANX_CLUSTER")
     if url:
         if not url.isprintable():
             raise click.UsageError(f"--url {ascii(url)[:100]} is not a URL; example: https://10.0.0.5:7600")
         os.environ["PHALANX_URL"] = url
+        os.environ["PHALANX_CLUSTER"] = ""
+    elif cluster:
+        os.environ["PHALANX_CLUSTER"] = cluster
+        if context.invoked_subcommand not in MAKES_CLUSTERS:
+            from phalanx.client.clusters import read_clusters
+
+            os.environ["PHALANX_URL"] = read_clusters().require(cluster).url
+    elif context.invoked_subcommand in OF_THIS_MACHINE:
+        os.environ.setdefault("PHALANX_CLUSTER", "")
     if insecure:
         os.environ["PHALANX_INSECURE"] = "1"
     if context.invoked_subcommand is None:

@@ -20,6 +20,7 @@ from phalanx.client.exec_sessions import ExecApi
 from phalanx.client.history import HistoryApi
 from phalanx.client.jobs import JobsApi
 from phalanx.client.licences import LicencesApi
+from phalanx.client.login import LoginApi
 from phalanx.client.nodes import NodesApi
 from phalanx.client.output import OutputsApi
 from phalanx.client.people import AccountsApi
@@ -28,6 +29,7 @@ from phalanx.client.queues import QueuesApi
 from phalanx.client.retention import RetentionApi
 from phalanx.client.rules import FailureRulesApi
 from phalanx.client.services import ServicesApi
+from phalanx.client.sign_in import SignInApi
 from phalanx.client.transport import ANSWER_S, PATIENCE_S, Transport
 from phalanx.client.usage import UsageApi
 from phalanx.core.errors import WaitTimedOut
@@ -51,6 +53,8 @@ class Client(
     NodePoolsApi,
     LicencesApi,
     AccountsApi,
+    SignInApi,
+    LoginApi,
     QueuesApi,
     FailureRulesApi,
     RetentionApi,
@@ -63,14 +67,16 @@ class Client(
 ):
     """Client of one cluster. Thread-safe.
 
-    Without arguments it uses PHALANX_URL and PHALANX_TOKEN, or the head of this user's PHALANX_HOME.
+    Without arguments it uses the saved cluster that PHALANX_CLUSTER names, or PHALANX_URL and PHALANX_TOKEN, or the current cluster
+    (`phalanx config use`), or the head of this user's PHALANX_HOME.
 
     Args:
         url: URL of the head, or several separated by commas.
         token: API token of the caller.
         home: state folder to use instead of PHALANX_HOME.
         retry_limit_s: how long to retry a head that was reached before.
-        answer_s: timeout of a short call.
+        answer_timeout_s: timeout of a short call, in seconds.
+        ca: the only CA to trust at `url`, in PEM format; "" for those of the environment or the system.
     """
 
     def __init__(
@@ -81,9 +87,10 @@ class Client(
         home: str | None = None,
         retry_limit_s: float = PATIENCE_S,
         answer_timeout_s: float = ANSWER_S,
+        ca: str = "",
     ) -> None:
         self.transport = Transport(
-            url, token, home=home, retry_limit_s=retry_limit_s, answer_timeout_s=answer_timeout_s
+            url, token, home=home, retry_limit_s=retry_limit_s, answer_timeout_s=answer_timeout_s, ca=ca
         )
 
     def __enter__(self) -> Self:

@@ -1,32 +1,49 @@
-"""Finds the URL of the head and the token: from the environment, else from this user's state folder."""
+"""Finds the URL of the head and the token: of the cluster that is chosen by name, else from the environment, else of the current cluster,
+else from this user's state folder.
+"""
 
 from __future__ import annotations
 
 import glob
 import os
-from typing import Any
+from typing import Any, Final
 
+from phalanx.client.clusters import CLUSTER_VARIABLE, chosen_cluster
 from phalanx.client.input_files import read_small_json, read_small_text
 from phalanx.core.errors import NotSignedIn, Unreachable
 from phalanx.core.hints import Hint, HintCode
-from phalanx.wire.head_url import split_url
+from phalanx.wire.head_url import split_url, split_urls
 
+SYSTEM_HEAD_FOLDER: Final = "/var/lib/phalanx"  # of the head that runs as a system service
+SYSTEM_NODE_FOLDER: Final = "/var/lib/phalanx-node"  # of the node that runs as a system service
 _UP = Hint(HintCode.START_HEAD)
 
 
 def state_folder(home: str | None = None) -> str:
-    """Return the state folder: `home`, else PHALANX_HOME, else ~/.phalanx."""
-    return os.path.abspath(home or os.environ.get("PHALANX_HOME") or os.path.expanduser("~/.phalanx"))
+    """Return the state folder: `home`, else PHALANX_HOME, else ~/.phalanx.
+
+    For root without a ~/.phalanx: that of the head that is a system service here, else that of such a node.
+    """
+    chosen = home or os.environ.get("PHALANX_HOME")
+    own = os.path.expanduser("~/.phalanx")
+    if not chosen and os.geteuid() == 0 and not os.path.exists(own):
+        marks = ((SYSTEM_HEAD_FOLDER, "cluster.json"), (SYSTEM_NODE_FOLDER, "joined/joined.json"))
+        chosen = next((folder for folder, mark in marks if os.path.exists(os.path.join(folder, mark))), None)
+    return os.path.abspath(chosen or own)
 
 
 def find_urls(home: str | None = None) -> list[str]:
-    """Return the URLs of the heads to try, in order: those of PHALANX_URL (separated by commas), else those that this folder's head wrote,
-    else those of the head that this server has joined.
+    """Return the URLs of the heads to try, in order: those of the cluster that PHALANX_CLUSTER names, else of PHALANX_URL (separated by
+    commas), else of the current cluster, else those that this folder's head wrote, else those of the head that this server has joined.
 
     Raises:
         Unreachable: no head is known, or the head of this folder has died and recorded no other.
+        NotFound: no such cluster is saved.
     """
     url = os.environ.get("PHALANX_URL", "")
+    cluster = chosen_cluster() if home is None else None
+    if cluster is not None:
+        return split_urls(cluster.url)
     if url and home is None:
         return split_urls(url)
     path = os.path.join(state_folder(home), "head.json")
@@ -76,11 +93,6 @@ def _heads_in(path: str) -> list[str]:
     return [url.rstrip("/") for url in urls if isinstance(url, str) and url]
 
 
-def split_urls(text: str) -> list[str]:
-    """Split a comma-separated list of URLs; each is returned once."""
-    return list(dict.fromkeys(url for word in text.split(",") if (url := word.strip().rstrip("/")))) or [text]
-
-
 def own_ca_file(home: str | None, url: str) -> str | None:
     """Return the CA file of the state folder if `url` is its head or one of that head's peers, or the head that it joined; else None."""
     folder = state_folder(home)
@@ -121,9 +133,16 @@ def find_token(home: str | None = None, url: str | None = None) -> str:
     Raises:
         NotSignedIn: no token is known for this head.
     """
-    token = os.environ.get("PHALANX_TOKEN") if home is None else None
+    cluster = chosen_cluster() if home is None else None
+    token = os.environ.get("PHALANX_TOKEN") if home is None and not os.environ.get(CLUSTER_VARIABLE) else None
     if token is not None:
         return _checked_token(token.strip(), "PHALANX_TOKEN")
+    if cluster is not None:
+        if not cluster.token:
+            raise NotSignedIn(
+                f"no token for the cluster {cluster.name}", hint=Hint(HintCode.LOGIN, cluster=cluster.name)
+            )
+        return _checked_token(cluster.token, f"the saved cluster {cluster.name}")
     if url and url.rstrip("/") in membership_urls(home) and not _is_own_head(url, state_folder(home)):
         raise NotSignedIn(
             f"this server is a node of the head at {url}, and commands here need a token of yours",

@@ -45,11 +45,10 @@ class NodesApi(ApiCalls):
             self._post(f"/v1/nodes/{path_segment(node_id)}/drain", body, idempotent=True), api.NodeReply
         ).node
 
-    def undrain(self, node_id: str) -> api.NodeView:
-        """Make a node schedulable again."""
-        return decode_record(
-            self._post(f"/v1/nodes/{path_segment(node_id)}/undrain", None, idempotent=True), api.NodeReply
-        ).node
+    def undrain(self, node_id: str, *, planned: bool = False) -> api.NodeView:
+        """Make a node schedulable again, and end its maintenance; with `planned` also cancel later maintenance windows."""
+        path = f"/v1/nodes/{path_segment(node_id)}/undrain{'?planned=true' if planned else ''}"
+        return decode_record(self._post(path, None, idempotent=True), api.NodeReply).node
 
     def cap_power(self, node_id: str, limit: str, lasting: str = "") -> api.NodeView:
         """Cap the power of each GPU of a node, as `300W`, for a time as `8h` or without an end. Its supervisor does so after the answer."""
@@ -94,7 +93,10 @@ class NodesApi(ApiCalls):
         maintenance: bool = False,
         why: str = "",
     ) -> api.ReservationView:
-        """Reserve nodes for `time` ("4h") from `start_s` (Unix seconds; None is now), for users and queues or for maintenance."""
+        """Reserve nodes for `time` ("4h") from `start_s` (Unix seconds; None is now), for users and queues or for maintenance.
+
+        Maintenance with an empty `time` drains the nodes at the start, until they are returned.
+        """
         body = {
             "nodes": list(nodes),
             "time": time,
@@ -114,6 +116,17 @@ class NodesApi(ApiCalls):
     def profile(self) -> api.ProfileReply:
         """Return the profile that the last calibration measured; decode it with `core.performance.profile.parse_profile`."""
         return self._get("/v1/profile", api.ProfileReply)
+
+    def node_tests(self, node_id: str) -> api.NodeTestsView:
+        """Return the stored tests of a node."""
+        return self._get(f"/v1/nodes/{path_segment(node_id)}/tests", api.NodeTestsReply).nodes[0]
+
+    def put_node_tests(
+        self, profile: Mapping[str, object], *, threshold: float | None, drain: bool
+    ) -> list[api.NodeTestsView]:
+        """Store the results of a test, and return the newest test of each node."""
+        body = {"profile": profile, "threshold": threshold, "drain": drain}
+        return decode_record(self._post("/v1/node-tests", body, idempotent=True), api.NodeTestsReply).nodes
 
     def put_profile(self, profile: Mapping[str, object]) -> api.ProfileReply:
         """Store a profile in place of the current one."""

@@ -25,16 +25,20 @@ class AccountsApi(ApiCalls):
         """Return all users."""
         return [view for page in self._pages("/v1/users", api.UserList) for view in page.users]
 
-    def put_user(self, user_id: str, *, role: str | None = None, disabled: bool | None = None) -> api.UserView:
-        """Create or change a user."""
-        return decode_record(
-            self._put(f"/v1/users/{id_path_segment('user', user_id)}", {"role": role, "disabled": disabled}),
-            api.UserReply,
-        ).user
+    def put_user(
+        self, user_id: str, *, role: str | None = None, disabled: bool | None = None, linked: bool | None = None
+    ) -> api.UserView:
+        """Create or change a user. `linked`: whether it signs in at the provider."""
+        body = {"role": role, "disabled": disabled, "linked": linked}
+        return decode_record(self._put(f"/v1/users/{id_path_segment('user', user_id)}", body), api.UserReply).user
 
     def projects(self) -> list[api.ProjectView]:
         """Return all projects."""
         return [view for page in self._pages("/v1/projects", api.ProjectList) for view in page.projects]
+
+    def project(self, project_id: str) -> api.ProjectReply:
+        """Return a project, and what its outputs at the head occupy."""
+        return self._get(f"/v1/projects/{id_path_segment('project', project_id)}", api.ProjectReply)
 
     def put_project(
         self,
@@ -43,9 +47,10 @@ class AccountsApi(ApiCalls):
         members: Sequence[str] | None = None,
         admins: Sequence[str] | None = None,
         budget: str | None = None,
+        outputs: str | None = None,
     ) -> api.ProjectView:
-        """Create or change a project. `budget`: "5000 EUR/month", or "none"."""
-        body = {"members": members, "admins": admins, "budget": budget}
+        """Create or change a project. `budget`: "5000 EUR/month", or "none"; `outputs`: the limit on outputs at the head, "500G" or "none"."""
+        body = {"members": members, "admins": admins, "budget": budget, "outputs": outputs}
         return decode_record(
             self._put(f"/v1/projects/{id_path_segment('project', project_id)}", body), api.ProjectReply
         ).project

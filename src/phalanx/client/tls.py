@@ -12,6 +12,8 @@ import ssl
 import time
 from typing import Final
 
+from phalanx.client.clusters import SavedCluster
+from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile, BadRequest, NotPermitted, Unreachable
 from phalanx.core.hints import Hint, HintCode
 from phalanx.wire.head_http import (
@@ -52,6 +54,39 @@ def context_for(url: str, known_ca: str | None = None) -> ssl.SSLContext:
         _, name, port = split_url(url)
         return context_for_ca(fetch_ca(name, port, wanted))
     return context_for_file(known_ca)
+
+
+def cluster_context(url: str, cluster: SavedCluster) -> ssl.SSLContext:
+    """Return the TLS context for a head of a saved cluster. For one without a saved CA: as for any head.
+
+    Raises:
+        PhalanxError: as `context_for`; or the saved CA is damaged.
+    """
+    if not cluster.ca:
+        return context_for(url)
+    try:
+        return context_for_ca(cluster.ca)
+    except (ssl.SSLError, ValueError) as error:
+        raise BadFile(
+            f"the saved CA of the cluster {cluster.name} is damaged: {error}",
+            hint=Hint(HintCode.LOGIN, cluster=cluster.name),
+        ) from error
+
+
+def trusted_ca(url: str) -> str:
+    """Return the CA in PEM format that the environment names for the head at `url`; "" for the system's CAs, and over plain HTTP.
+
+    Raises:
+        PhalanxError: as `context_for`.
+    """
+    ca_file, wanted = os.environ.get("PHALANX_CA", ""), os.environ.get("PHALANX_FINGERPRINT", "")
+    secure, name, port = split_url(url)
+    if not secure or not (ca_file or wanted):
+        return ""
+    if not ca_file:
+        return fetch_ca(name, port, wanted)
+    context_for(url)
+    return read_file_bytes(ca_file, CA_BYTES_MAX, "CA").decode("ascii", "replace")
 
 
 @functools.cache

@@ -15,12 +15,21 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from phalanx.client.discovery import find_token, find_urls, own_ca_file, split_urls
-from phalanx.client.tls import context_for, handshake_error
+from phalanx.client.clusters import chosen_cluster
+from phalanx.client.discovery import find_token, find_urls, own_ca_file
+from phalanx.client.tls import cluster_context, context_for, handshake_error
 from phalanx.core.errors import BY_CODE, NotLeading, PhalanxError, TryLater, Unreachable
 from phalanx.core.hints import Hint, HintCode
-from phalanx.wire.head_http import BROKEN, Body, HeadError, HeadHttp, parse_error, request_headers
-from phalanx.wire.head_url import joined_address, split_url
+from phalanx.wire.head_http import (
+    BROKEN,
+    Body,
+    HeadError,
+    HeadHttp,
+    context_for_ca,
+    parse_error,
+    request_headers,
+)
+from phalanx.wire.head_url import joined_address, split_url, split_urls
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -48,10 +57,11 @@ class Transport:
         home: str | None = None,
         retry_limit_s: float = PATIENCE_S,
         answer_timeout_s: float = ANSWER_S,
+        ca: str = "",
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._url, self._token, self._home = url, token, home
+        self._url, self._token, self._home, self._ca = url, token, home, ca
         self._patience_s, self._answer_s = retry_limit_s, answer_timeout_s
         self._tokens: dict[str, str] = {}
         self._monotonic, self._sleep = monotonic, sleep
@@ -310,6 +320,11 @@ class Transport:
     def _connection(self) -> HeadHttp:
         """Return a connection to the current head, not yet open."""
         url = self.url()
+        if self._ca:
+            return HeadHttp(url, lambda: context_for_ca(self._ca))
+        cluster = None if self._url or self._home else chosen_cluster()
+        if cluster is not None:
+            return HeadHttp(url, lambda: cluster_context(url, cluster))
         elsewhere = self._url or (os.environ.get("PHALANX_URL") and self._home is None)
         return HeadHttp(url, lambda: context_for(url, None if elsewhere else own_ca_file(self._home, url)))
 

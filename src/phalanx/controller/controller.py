@@ -20,6 +20,7 @@ from phalanx.controller.leases import (
     UNCLAIMED,
     LeaseBook,
 )
+from phalanx.controller.maintenance_notices import NewAttemptNotices
 from phalanx.controller.read_snapshot import ReadSnapshot, hypothetical_jobs, take_read_snapshot
 from phalanx.controller.requests import registry
 from phalanx.controller.requests.pools import PoolKeeper
@@ -104,6 +105,7 @@ class Controller:
     _generations: dict[JobId, tuple[Epoch, Generation, float]] = field(default_factory=dict)
     _timers: Timers = field(default_factory=Timers)
     _windows: ReservationWindows = field(default_factory=ReservationWindows)
+    _notices: NewAttemptNotices = field(default_factory=NewAttemptNotices)
     _incarnations: SupervisorIncarnations = field(init=False)
     _services: ServiceReconciler = field(init=False)
     _limits_s: dict[JobId, float] = field(default_factory=dict)  # armed time limit of each live attempt
@@ -458,6 +460,7 @@ class Controller:
             else:
                 job = self.world.jobs[placement.job_id]
                 context.apply(place(job, placement.allocation, context.facts, placement.speed))
+                self._notices.announce(context, self.world.attempts[job.id])
         self._pools.update(context, plan)
         if len(records) > reported:
             with self.guard:

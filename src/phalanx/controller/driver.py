@@ -28,6 +28,7 @@ from phalanx.core.errors import PhalanxError, TryLater
 from phalanx.core.fleet.capacity import fleet_resources
 from phalanx.core.fleet.fitness import DISK_FREE_BYTES, FULL_DISK
 from phalanx.core.fleet.hostlist import fold_hostlist
+from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.resources import Resources
 from phalanx.core.scheduling.feasibility import FeasibilityChecker
@@ -143,6 +144,14 @@ class ControllerDriver:
         world = self.controller.world
         attempts = list(world.attempts.values())
         return [(job, attempt) for attempt in attempts if (job := world.jobs.get(attempt.job_id)) is not None]
+
+    def fleet_nodes(self) -> list[Node]:
+        """All known nodes, up or down. Like `pending_jobs`."""
+        return list(self.controller.world.nodes.values())
+
+    def held_jobs(self) -> frozenset[JobId]:
+        """The jobs in memory: all that have not ended, and those that ended last. Like `pending_jobs`."""
+        return frozenset(list(self.controller.world.jobs))
 
     def fleet_capacity(self) -> Resources:
         """What all known nodes have, up or down, and the seats of licences: the basis of quotas. Like `waiting`."""

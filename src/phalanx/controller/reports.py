@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from phalanx.controller.requests import licences, pools, power_caps, prices
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict
 from phalanx.core.fleet.device import device_facts
-from phalanx.core.fleet.fitness import FULL_DISK
+from phalanx.core.fleet.fitness import FULL_DISK, HEALTH_CHECK, OPERATOR_HOOK, NodeFault
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId
 from phalanx.core.lifecycle.events import MemberLost, ReminderDue
@@ -18,6 +19,7 @@ from phalanx.core.state.reports import (
     DiskFreed,
     IdleJobsObserved,
     NodeDied,
+    NodeHealthReported,
     NodeListed,
     PowerLimited,
     ProviderReported,
@@ -29,6 +31,8 @@ from phalanx.core.state.reports import (
 from phalanx.core.units import format_bytes
 from phalanx.core.work.attempt import MemberState
 from phalanx.core.work.seats import Seat
+
+HEALTH_TEXT_MAX: Final = 500  # characters of a reason; a supervisor sends at most a few lines of 200
 
 
 class SeatEnded(Conflict):
@@ -55,6 +59,8 @@ def handle_report(context: StepContext, report: Report) -> None:
             pools.apply_outcome(context, report)
         case PowerLimited():
             power_caps.apply_limits(context, report)
+        case NodeHealthReported():
+            _apply_health(context, report)
         case UsageCounted():
             for hour in report.hours:
                 context.change.put(hour)
@@ -77,6 +83,20 @@ def _return_with_room(context: StepContext, freed: DiskFreed) -> None:
     context.change.put(replace(node, cordon=None, changed_s=context.now.wall_s))
     text = f"{node.id} is in service again: {format_bytes(freed.free_bytes)} are free on its disk"
     context.add_history("undrained", text, node_id=node.id, by=FULL_DISK)
+
+
+def _apply_health(context: StepContext, report: NodeHealthReported) -> None:
+    """Cordon a node whose operator's program failed; end the cordon of a health check when it passes."""
+    node = context.world.nodes.get(report.node_id)
+    if node is None:
+        return
+    if report.why:
+        by = HEALTH_CHECK if report.checked else OPERATOR_HOOK
+        context.cordon_faulty(NodeFault(node_id=node.id, why=report.why[:HEALTH_TEXT_MAX], cordon=True, by=by))
+    elif report.checked and node.cordon is not None and node.cordon.by == HEALTH_CHECK:
+        context.change.put(replace(node, cordon=None, changed_s=context.now.wall_s))
+        text = f"{node.id} is in service again: its health checks pass"
+        context.add_history("undrained", text, node_id=node.id, by=HEALTH_CHECK)
 
 
 def lose_node(context: StepContext, node_id: NodeId, why: str, *, planned: bool = False) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
+from phalanx.controller.maintenance_notices import withdraw_notices
 from phalanx.controller.step_context import StepContext
 from phalanx.core.fleet.hostlist import fold_hostlist
-from phalanx.core.ids import ReservationId
+from phalanx.core.fleet.node import Cordon
+from phalanx.core.ids import NodeId, ReservationId
 from phalanx.core.lifecycle.events import StopRequested
 from phalanx.core.scheduling.reservation_calendar import ReservationCalendar, jobs_to_evict
 from phalanx.core.units import format_duration
@@ -59,6 +61,9 @@ class ReservationWindows:
                 context.change.put(replace(reservation, begun=False))
             return not reservation.begun
         if not reservation.begun:
+            if reservation.open_ended:
+                drain_nodes(context, reservation)
+                return False
             begin(context, reservation)
         to_stop = jobs_to_evict(reservation, context.world.attempts_by_node, context.world.jobs)
         for job_id in to_stop:
@@ -73,16 +78,55 @@ def begin(context: StepContext, reservation: Reservation) -> None:
     context.change.put(replace(reservation, begun=True))
     length = format_duration(reservation.end_s - reservation.start_s)
     text = f"reservation {reservation.id} begins: {fold_hostlist(sorted(reservation.nodes))} for {reservation.holders_text}, for {length}"
-    context.add_history("reservation_begun", text, by=reservation.by)
+    context.add_history(_kind(reservation, "begun"), text, by=reservation.by)
+
+
+def drain_nodes(context: StepContext, reservation: Reservation) -> None:
+    """Drain the nodes of an open-ended window, as an operator would now; from then on only their cordon keeps jobs away."""
+    why = reservation.why or f"maintenance {reservation.id}"
+    cordon = Cordon(by=reservation.by, why=why, since_s=context.now.wall_s, drain=True)
+    for node_id in reservation.nodes:
+        node = context.world.nodes.get(node_id)
+        if node is None or (node.cordon is not None and node.cordon.drain):
+            continue
+        context.change.put(replace(node, cordon=cordon, changed_s=context.now.wall_s))
+        text = f"{node_id} is drained by {reservation.by}: {why}"
+        context.add_history("drained", text, node_id=node_id, by=reservation.by)
+        context.stop_jobs_on(node_id, by=reservation.by)
+    context.change.put(replace(reservation, begun=True, ended=True))
 
 
 def end(context: StepContext, reservation: Reservation, how: str, *, by: str) -> Reservation:
     """End the reservation: its nodes accept any job again."""
+    withdraw_notices(context, reservation, reservation.nodes)
     ended = replace(reservation, ended=True)
     context.change.put(ended)
     text = f"reservation {reservation.id} {how}: {fold_hostlist(sorted(reservation.nodes))} no longer reserved for {reservation.holders_text}"
-    context.add_history("reservation_ended", text, by=by)
+    context.add_history(_kind(reservation, "ended"), text, by=by)
     return ended
+
+
+def release_nodes(context: StepContext, node_id: NodeId, *, planned: bool, by: str) -> bool:
+    """Take a node out of its maintenance windows: those that have begun and, with `planned`, later ones. Return whether one changed."""
+    changed = False
+    for reservation in sorted(context.world.reservations.values(), key=lambda one: (one.start_s, one.id)):
+        if not reservation.maintenance or node_id not in reservation.nodes or not (reservation.begun or planned):
+            continue
+        changed = True
+        rest = tuple(other for other in reservation.nodes if other != node_id)
+        if not rest:
+            end(context, reservation, "was ended", by=by)
+            continue
+        withdraw_notices(context, reservation, (node_id,))
+        context.change.put(replace(reservation, nodes=rest))
+        text = f"reservation {reservation.id} no longer contains {node_id}"
+        context.add_history("maintenance_ended", text, node_id=node_id, by=by)
+    return changed
+
+
+def _kind(reservation: Reservation, event: str) -> str:
+    """Kind of the history line: maintenance is announced on channels, other reservations are not."""
+    return f"{'maintenance' if reservation.maintenance else 'reservation'}_{event}"
 
 
 def _next_s(reservation: Reservation, now_s: float) -> float:

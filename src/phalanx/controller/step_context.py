@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Final
 
 from phalanx.controller.rulebook import Rulebook
 from phalanx.controller.step_result import ControllerTime
 from phalanx.core.access.audit import AuditCall
 from phalanx.core.fleet.fitness import (
     FULL_DISK,
+    HEALTH_CHECK,
+    NODE_TEST,
+    OPERATOR_HOOK,
     PREFLIGHT,
     RECOVERY,
     NodeFault,
@@ -42,6 +46,15 @@ from phalanx.core.state.relations import UserJobName
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.job import Job
+
+_DOUBTS: Final = {
+    PREFLIGHT: ("failed its preflight", "test"),
+    RECOVERY: ("should be drained", "rule"),
+    OPERATOR_HOOK: ("failed a hook", "hook"),
+    HEALTH_CHECK: ("failed its health check", "check"),
+    NODE_TEST: ("failed its test", "threshold"),
+}
+"""What a node did that stays in service past the limit of automatic cordons, and what may be wrong instead, by author of the cordon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +154,11 @@ class StepContext:
             self.change.add_history(line)
         self.commands += outcome.commands
         for fault in outcome.faults:
-            self._cordon(fault)
+            self.cordon_faulty(fault)
         if outcome.marks:
             self.add_marks(*outcome.marks)
 
-    def _cordon(self, fault: NodeFault) -> None:
+    def cordon_faulty(self, fault: NodeFault) -> None:
         """Cordon a node that failed its preflight or a failure rule, unless so many are cordoned that the check itself is doubtful."""
         node = self.world.nodes.get(fault.node_id)
         if node is None or not fault.cordon:
@@ -153,7 +166,7 @@ class StepContext:
         fresh = with_automatic_cordon(node, fault, self.world.nodes.values(), self.now.wall_s)
         if fresh is None:
             by_preflight = fault.by == PREFLIGHT
-            what, check = ("failed its preflight", "test") if by_preflight else ("should be drained", "rule")
+            what, check = _DOUBTS[fault.by]
             text = f"{node.id} {what} ({fault.why}) but stays in service: too many nodes are cordoned already; is the {check} wrong?"
             self.add_history("preflight_doubted" if by_preflight else "drain_doubted", text, node_id=node.id)
         elif fresh is not node:
@@ -204,7 +217,7 @@ class StepContext:
             )
             self.add_history("bad_node", text, node_id=node.id, by=RECOVERY)
         if bad_node is not None and bad_node.drain and node.cordon is None:
-            self._cordon(NodeFault(node_id=node.id, why=why, cordon=True, by=RECOVERY, drain=True))
+            self.cordon_faulty(NodeFault(node_id=node.id, why=why, cordon=True, by=RECOVERY, drain=True))
 
     def settle_dependents(self) -> None:
         """Release or cancel the jobs that waited for those that ended in this step, transitively; all in one commit.

@@ -60,4 +60,5 @@ class StepResult:
             history=change.history,
             audit=audit,
             epochs=change.epochs,
+            archived=change.archived,
         )

@@ -198,6 +198,12 @@ class Telemetry:
             newest = self._samples.get(node_id)
             return None if newest is None else _merged(newest.values())
 
+    def utilizations(self, node_id: NodeId) -> dict[int, float | None]:
+        """The newest utilization of each of the node's devices, 0..1, by index; empty if it sent no samples."""
+        with self._lock:
+            samples = sorted(self._samples.get(node_id, {}).values(), key=lambda request: request.at_s)
+        return {device.index: device.utilization for request in samples for device in request.devices}
+
     def utilization(self, job_id: JobId) -> float | None:
         """Mean over the devices that work for the job, 0..1; None if no such device reports its utilization."""
         with self._lock:

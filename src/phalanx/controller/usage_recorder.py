@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
@@ -23,7 +23,8 @@ from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.usage_accounting import UsageAccountant
 from phalanx.controller.usage_resume import resume_ledger, usage_hour
 from phalanx.controller.waste_monitor import WasteMonitor, WasteNow
-from phalanx.core.accounting.state_ledger import HOUR_MS, Part, UsageSpan
+from phalanx.core.accounting.state_ledger import HOUR_MS, UsageSpan
+from phalanx.core.accounting.usage_states import PartState, UsageState
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.state.plan import WaitReason
@@ -123,11 +124,17 @@ class UsageRecorder:
         yield from (hour for hour in self._stored_hours(first, end_ms) if hour.id not in known)
         yield from (hour for hour in newest if first <= int(hour.id) * 1000 <= last_ms)
 
-    def parts(self, node_id: NodeId) -> list[tuple[int, str, Part]]:
-        """The parts of a node's devices now: device, job or "", and the part."""
+    def part_states(self, node_ids: Iterable[NodeId]) -> dict[NodeId, list[tuple[int, str, PartState]]]:
+        """The states of the parts of these nodes' devices now: device, job or "", and the state."""
         with self._lock:
             self._catch_up(self._now_ms())
-            return list(self._accountant.ledger.parts(node_id))
+            return {node_id: list(self._accountant.ledger.part_states(node_id)) for node_id in node_ids}
+
+    def state_totals(self) -> dict[UsageState, int]:
+        """The thousandths of devices in each state now."""
+        with self._lock:
+            self._catch_up(self._now_ms())
+            return self._accountant.ledger.state_totals()
 
     def attempt_use(self, job_id: JobId, epoch: Epoch) -> AttemptUse | None:
         """What an attempt used of its devices and nodes; None if nothing was measured."""

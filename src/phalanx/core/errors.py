@@ -77,6 +77,12 @@ class UploadNotBegun(Conflict):
     code = "upload_not_begun"
 
 
+class OutputsFull(Conflict):
+    """The project has used the space that its jobs may take for outputs at the head."""
+
+    code = "outputs_full"
+
+
 class NotSignedIn(PhalanxError):
     """The token is missing, unknown, expired or revoked."""
 

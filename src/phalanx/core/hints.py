@@ -69,6 +69,7 @@ class HintCode(enum.Enum):
     MIG_PROFILES = "mig-profiles", "{profiles}"
     LIST_LICENCES = "list-licences", "list the licences"
     LIST_CHANNELS = "list-channels", "list the channels"
+    LIST_ARCHIVES = "list-archives", "list the months that have archives"
     SHOW_RETENTION = "show-retention", "look at its progress"
     SET_LICENCE = "set-licence", "set licence {licence} to {seats} seats"
     OFFER_EXTRAS = (
@@ -99,6 +100,18 @@ class HintCode(enum.Enum):
     LIST_PROJECTS = "list-projects", "list the projects"
     LIST_TOKENS = "list-tokens", "list the tokens"
     ADD_TOKEN = "add-token", "create another token"
+    LINK_USER = (
+        "link-user",
+        "ask an admin to link user {user} with the provider, or to give the person another name there",
+    )
+    SET_SIGN_IN = "set-sign-in", "set the sign-in provider first"
+    MAP_GROUPS = "map-groups", "change what the groups at the sign-in provider give"
+    ADD_MEMBER = "add-member", "add a member to project {project} first"
+    SIGN_IN_AGAIN = "sign-in-again", "sign in again at the provider"
+    LOGIN_BY_BROWSER = "login-by-browser", "sign in by a browser on the same machine"
+    LOGIN = "login", "log in to the cluster {cluster}"
+    LOGIN_AGAIN = "login-again", "start the login again"
+    CHECK_SIGN_IN = "check-sign-in", "an admin can check the sign-in provider"
     OPEN_DASHBOARD = "open-dashboard", "sign in again, by a token or a new link"
     SEND_TOKEN = "send-token", "send `Authorization: Bearer <token>`"
     GIVE_ANCHOR = "give-anchor", "write SEQ:CODE, as at the end of the audit trail"

@@ -130,7 +130,8 @@ def with_measurements(machine: Machine, head: PlannedFleet, model: str, notes: l
         return machine
     notes.extend(f"profile of {profile.at[:10]}: {doubt}" for doubt in found.stale)
     slowdown = measure_slowdown(profile, model, machine, physics(), find_stack(CALIBRATION_STACK))
-    notes.append(f"calibrated on {profile.at[:10]}; measured steps took {slowdown:.2f} times the sum of their parts")
+    steps = f"took {slowdown:.2f} times" if slowdown > 1.0 else "were not slower than"
+    notes.append(f"calibrated on {profile.at[:10]}; measured steps {steps} the sum of their parts")
     return replace(machine, measured=measured_rates(profile, gpu=model, slowdown=slowdown))
 
 

@@ -200,6 +200,12 @@ class HeadSetup:
     virtual: str
 
 
+class KeeperStop(threading.Event):
+    """Set when the keeper of a joined server shall end. `keep_node`: the node stays, with its jobs, and the next keeper adopts it."""
+
+    keep_node = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
     """The membership of a joined server.
@@ -292,6 +298,6 @@ class EngineType:
         del folder, settings
         return {}
 
-    def keep_member(self, folder: str, membership: Membership, ended: threading.Event) -> None:
-        """On a joined server: keep its node running until `ended` is set, then stop it. Needed if `Engine.admit` names this type."""
+    def keep_member(self, folder: str, membership: Membership, ended: KeeperStop) -> None:
+        """On a joined server: keep its node running until `ended` is set, then stop it, unless `ended.keep_node` says otherwise. Needed if `Engine.admit` names this type."""
         raise NotImplementedError

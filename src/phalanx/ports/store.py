@@ -56,7 +56,8 @@ class Batch:
     """One step's changes, written atomically and in order.
 
     Attributes:
-        removed: kinds and keys of removed records; applied last.
+        removed: kinds and keys of removed records; applied after the records.
+        archived: ended jobs that leave the store with their attempts, history and all else of theirs; applied last.
         epochs: current epoch of each job whose attempt changed; the store refuses one older than its own.
     """
 
@@ -65,6 +66,7 @@ class Batch:
     history: Sequence[HistoryLine] = ()
     audit: Sequence[AuditLine] = ()
     epochs: Mapping[JobId, Epoch] = field(default_factory=dict)
+    archived: Sequence[JobId] = ()
 
 
 class JobOrder(enum.Enum):

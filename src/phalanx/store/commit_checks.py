@@ -61,6 +61,7 @@ def jobs_to_check(batch: Batch, rows: BatchRows) -> set[JobId]:
     """Jobs whose stored state the checks need."""
     jobs = {*batch.epochs, *rows.of(JOBS), *(job_id for job_id, _ in rows.of(ATTEMPTS))}
     jobs.update(key.job_id for key in rows.of(IDEMPOTENCY).values())
+    jobs.update(batch.archived)
     return jobs
 
 
@@ -69,7 +70,8 @@ def check(batch: Batch, rows: BatchRows, standings: Mapping[JobId, StoredJobStat
 
     Raises:
         StaleEpoch: the store has a newer epoch.
-        StoreRefused: a gap in the history, a terminal job that would change, an orphan, or two live attempts of one job.
+        StoreRefused: a gap in the history, a terminal job that would change, a live one that would be archived, an orphan, or two live
+            attempts of one job.
     """
     for job_id, epoch in batch.epochs.items():
         _check_epoch(job_id, epoch, standings)
@@ -81,6 +83,15 @@ def check(batch: Batch, rows: BatchRows, standings: Mapping[JobId, StoredJobStat
             raise StoreRefused(
                 f"idempotency key {key.key!r} of {key.user} names job {key.job_id}, which does not exist"
             )
+    for job_id in batch.archived:
+        standing = standings.get(job_id)
+        if (
+            job_id in rows.of(JOBS)
+            or standing is None
+            or not standing.state.terminal
+            or standing.live_epoch is not None
+        ):
+            raise StoreRefused(f"job {job_id} has not ended, and cannot be archived")
     check_history(batch.history, last_history_seq)
 
 

@@ -10,7 +10,16 @@ from typing import Any, TypeVar
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.ids import Epoch, JobId, NodeId, TokenId, UserId
 from phalanx.core.state.history import HistoryLine
-from phalanx.core.state.records import ATTEMPTS, IDEMPOTENCY, JOBS, RECORDS, RESERVATIONS, TOKENS, RecordKind
+from phalanx.core.state.records import (
+    ATTEMPT_USES,
+    ATTEMPTS,
+    IDEMPOTENCY,
+    JOBS,
+    RECORDS,
+    RESERVATIONS,
+    TOKENS,
+    RecordKind,
+)
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
@@ -33,7 +42,7 @@ R = TypeVar("R")
 @dataclass(slots=True)
 class _Tables:
     records: dict[RecordKind[Any, Any], dict[Any, Any]] = field(default_factory=lambda: {kind: {} for kind in RECORDS})
-    history: list[HistoryLine] = field(default_factory=list)  # line `seq` is at index seq - 1
+    history: list[HistoryLine | None] = field(default_factory=list)  # line `seq` is at index seq - 1; None: archived
     audit: dict[int, AuditLine] = field(default_factory=dict)
     # Indexes.
     job_of_seq: dict[int, JobId] = field(default_factory=dict)
@@ -152,7 +161,7 @@ class MemoryStore(Store):
     ) -> list[HistoryLine]:
         """History lines with seq > after, oldest first, of one job, one node, or all."""
         with self._lock:
-            lines = self._tables.history[max(0, after) :]
+            lines = [line for line in self._tables.history[max(0, after) :] if line is not None]
         found = [line for line in lines if job_id in (None, line.job_id) and node_id in (None, line.node_id)]
         return found[: max(0, limit)]
 
@@ -201,6 +210,20 @@ class MemoryStore(Store):
             tables.attempts.setdefault(job_id, {})[epoch] = attempt
         tables.history.extend(batch.history)
         tables.audit.update((line.seq, line) for line in batch.audit)
+        if batch.archived:
+            self._drop_jobs(frozenset(batch.archived))
+
+    def _drop_jobs(self, job_ids: frozenset[JobId]) -> None:
+        tables = self._tables
+        for job_id in job_ids:
+            tables.job_of_seq.pop(tables.of(JOBS).pop(job_id).seq)
+            for epoch in tables.attempts.pop(job_id, {}):
+                tables.of(ATTEMPTS).pop((job_id, epoch))
+        for key in [key for key in tables.of(ATTEMPT_USES) if key[0] in job_ids]:
+            del tables.of(ATTEMPT_USES)[key]
+        for name in [name for name, one in tables.of(IDEMPOTENCY).items() if one.job_id in job_ids]:
+            del tables.of(IDEMPOTENCY)[name]
+        tables.history = [None if line is not None and line.job_id in job_ids else line for line in tables.history]
 
     def _check_unique(self, rows: BatchRows) -> None:
         seqs: dict[int, JobId] = {}

@@ -197,7 +197,7 @@ class Checkpointer:
         own = training_state.collect_rank_state(
             self._stateful, extra or {}, self._session.device, costs=costs, layout=self._layout
         )
-        staged = self._stager.stage(training_state.live_state(self._model, self._optimizers))
+        staged = self._stage(training_state.live_state(self._model, self._optimizers))
         now_s = time.monotonic()
         self._cadence.record_stall(now_s, stall_s=now_s - began_s)
         self._saved_step, self._saved_tick = step, self._session.agreement.tick
@@ -218,6 +218,13 @@ class Checkpointer:
         if wait:
             self.wait()
         self._session.pass_fence()
+
+    def _stage(self, live: dict[str, Any]) -> Mapping[str, Any]:
+        """Copy the state to the CPU. The stager of torch 2.11 closes itself with each copy (pytorch#183413), so a closed one is replaced."""
+        staged: Mapping[str, Any] = self._stager.stage(live)
+        if not getattr(getattr(self._stager, "_state_dict_stager", None), "_deepcopy_dispatch", True):
+            self._stager = DefaultStager(_staging(self._session.device))
+        return staged
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Wait for the write in progress, if any. Return the step of the newest durable checkpoint, 0 without one."""

@@ -85,8 +85,13 @@ def document(page: str, title: str, *content: Child, viewer: Viewer) -> Html:
     )
 
 
-def sign_in_document(*, assets: str, message: str = "", hint: str = "", next_path: str = "/") -> Html:
-    """Return the sign-in page. `message` says why a sign-in failed; `next_path` is where a sign-in leads."""
+def sign_in_document(
+    *, assets: str, message: str = "", hint: str = "", next_path: str = "/", provider: str = "", elsewhere: str = ""
+) -> Html:
+    """Return the sign-in page. `message` says why a sign-in failed; `next_path` is where a sign-in leads.
+
+    `provider`: the name of the sign-in provider; `elsewhere`: the address of the head from which people sign in there, if not this one.
+    """
     form = element(
         "form",
         element("input", type="hidden", name="next", value=next_path),
@@ -110,12 +115,32 @@ def sign_in_document(*, assets: str, message: str = "", hint: str = "", next_pat
         element("p", join(element("strong", message), f" {hint}" if hint else ""), class_="problem", role="alert")
         if message
         else None,
+        _provider_link(provider, elsewhere, next_path) if provider else None,
         form,
         how,
         id="content",
         class_="sign-in",
     )
     return _html("Sign in", main, assets=assets, page="sign-in")
+
+
+def _provider_link(provider: str, elsewhere: str, next_path: str) -> Html:
+    if elsewhere:
+        return element("p", "To sign in with ", provider, ", open ", element("code", elsewhere), " in the browser.")
+    path = page_path("sign-in", "provider", next=next_path)
+    return element("p", element("a", f"Sign in with {provider}", href=path, class_="button"))
+
+
+def leading_document(path: str, *, assets: str) -> Html:
+    """Return a page that leads on to a path of this head at once, as a request of this head's own page."""
+    onward = element("meta", http_equiv="refresh", content=f"0;url={path}")
+    return plain_document("Phalanx", element("p", element("a", "Continue", href=path)), assets=assets, more=onward)
+
+
+def plain_document(title: str, *content: Child, assets: str, more: Html | None = None) -> Html:
+    """Return a page without navigation, as of the sign-in. `more`: for its head."""
+    main = element("main", element("h1", title), *content, id="content", class_="sign-in")
+    return _html(title, main, assets=assets, page="sign-in", more=more)
 
 
 def error_document(error: PhalanxError, *, assets: str) -> Html:
@@ -132,9 +157,12 @@ def error_document(error: PhalanxError, *, assets: str) -> Html:
     return _html("Error", main, assets=assets, page="error")
 
 
-def _html(title: str, body: Html, *, assets: str, page: str, csrf: str = "", actions: str = "") -> Html:
+def _html(
+    title: str, body: Html, *, assets: str, page: str, csrf: str = "", actions: str = "", more: Html | None = None
+) -> Html:
     head = element(
         "head",
+        more,
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),

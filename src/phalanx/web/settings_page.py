@@ -96,13 +96,14 @@ def _users(settings: Settings, viewer: Viewer) -> Html:
         (
             one.id,
             one.role.value,
-            state_word("disabled") if one.disabled else "enabled",
+            state_word("disabled") if one.disabled else state_word("no access") if one.refused else "enabled",
+            one.provider.partition("://")[2],
             moment(one.created_s),
             *([_button("Edit", data_edit="user", data_id=one.id, data_role=one.role.value)] if admin else []),
         )
         for one in settings.users[:ROWS_MAX]
     ]
-    titles = ("User", "Role", "State", "Added", *(["Change"] if admin else []))
+    titles = ("User", "Role", "State", "Signs in at", "Added", *(["Change"] if admin else []))
     shown = table(titles, rows, caption="Users", empty="There are no users.")
     form = _form(
         "user",
@@ -122,7 +123,7 @@ def _projects(settings: Settings, viewer: Viewer) -> Html:
         members, admins = " ".join(one.members), " ".join(one.admins)
         edit = manages and (admin or one.id in settings.admin_of)
         button = _button("Edit", data_edit="project", data_id=one.id, data_members=members, data_admins=admins)
-        rows.append((one.id, members or "open to all", admins, *([button if edit else ""] if manages else [])))
+        rows.append((one.id, _belonging(one), admins, *([button if edit else ""] if manages else [])))
     titles = ("Project", "Members", "Its admins", *(["Change"] if manages else []))
     shown = table(titles, rows, caption="Projects", empty="There are no projects.")
     form = _form(
@@ -135,6 +136,12 @@ def _projects(settings: Settings, viewer: Viewer) -> Html:
     return _section(
         "Projects", _part("projects", shown, _more(settings.projects, "phalanx projects")), form if manages else None
     )
+
+
+def _belonging(project: ProjectView) -> str:
+    """Return who belongs to a project, besides its admins."""
+    groups = f"group {', '.join(project.groups)}" if project.groups else ""
+    return " ".join(filter(None, [*project.members, groups])) or "open to all"
 
 
 # ---- queues ---------------------------------------------------------------------------------------------------------

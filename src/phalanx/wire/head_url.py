@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from typing import Final
+from urllib.parse import urlsplit
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.hints import Hint, HintCode
@@ -29,6 +30,11 @@ def split_url(url: str) -> tuple[bool, str, int]:
             hint="for example https://10.0.0.5:7600, or http://127.0.0.1:7600 on this machine",
         )
     return scheme == "https", host.strip("[]"), int(port)
+
+
+def split_urls(text: str) -> list[str]:
+    """Split a comma-separated list of URLs; each is returned once."""
+    return list(dict.fromkeys(url for word in text.split(",") if (url := word.strip().rstrip("/")))) or [text]
 
 
 def is_loopback(host: str) -> bool:
@@ -56,6 +62,19 @@ def check_encrypted(url: str) -> bool:
         f"{url} is not encrypted: anyone on the network could read the token and forge the answers; nothing was sent",
         hint=Hint(HintCode.ENCRYPT, url=f"https://{joined_address(host, port)}"),
     )
+
+
+def is_secure_url(url: str) -> bool:
+    """Return whether a URL of the web is TLS, or plain HTTP on this machine; it may have a path and a query, but no account."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        _ = parts.port
+    except ValueError:
+        return False
+    if not url.isascii() or not url.isprintable() or " " in url or not host or "@" in parts.netloc:
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
 
 
 def split_address(text: str) -> tuple[str, str | None]:

@@ -264,6 +264,7 @@ _EVENTS: Final[dict[str, type[Any]]] = {
         reports.ProgressReported,
         reports.NodeDied,
         reports.PowerLimited,
+        reports.NodeHealthReported,
     )
 }
 _COMMANDS: Final[dict[str, type[Any]]] = {

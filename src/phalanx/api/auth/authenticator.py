@@ -17,6 +17,7 @@ from typing import Final
 
 from phalanx.api.auth.browser_sessions import BrowserSession, BrowserSessions
 from phalanx.core.access.caller import Caller, may, may_access_job
+from phalanx.core.access.membership import administers, belongs
 from phalanx.core.access.node_tokens import join_expiry, looks_like_join, node_of_token
 from phalanx.core.access.rules import (
     AccessDecision,
@@ -74,7 +75,7 @@ class Authenticator:
         self._clock = clock
         self.browser_sessions = BrowserSessions(clock)
         self._version: object = None
-        self._cached: dict[str, tuple[Caller, Token]] = {}
+        self._cached: dict[str, tuple[Caller, Token, User]] = {}
         self._used: dict[TokenId, float] = {}  # last use; only of existing tokens, so it is bounded
         self._recorded: dict[TokenId, float] = {}
 
@@ -160,19 +161,20 @@ class Authenticator:
         if version is None or version != self._version:
             self._cached.clear()
             self._version = version
-        caller, token = self._cached.get(digest) or self._look_up(digest)
-        if not token.is_valid(self._clock.now_s()):
+        caller, token, user = self._cached.get(digest) or self._look_up(digest)
+        now_s = self._clock.now_s()
+        if not token.is_valid(now_s):
             raise NotSignedIn(f"token {token.id} is expired or revoked", hint=Hint(HintCode.ADD_TOKEN))
+        if why := user.refusal(now_s):
+            raise NotSignedIn(why, hint="ask an admin" if user.disabled else Hint(HintCode.SIGN_IN_AGAIN))
         return caller
 
-    def _look_up(self, digest: str) -> tuple[Caller, Token]:
+    def _look_up(self, digest: str) -> tuple[Caller, Token, User]:
         token = self._store.token(digest)
         user = None if token is None else self._store.user(token.user)
         if token is None or user is None:
             raise NotSignedIn("this head does not know the token", hint=_HINT)
-        if user.disabled:
-            raise NotSignedIn(f"user {user.id} is disabled", hint="ask an admin")
-        found = (self._caller_of(token, user), token)
+        found = (self._caller_of(token, user), token, user)
         if len(self._cached) < _CACHED_MAX:
             self._cached[digest] = found
         return found
@@ -186,8 +188,8 @@ class Authenticator:
             scope=token.scope,
             node_id=token.node_id,
             sha256=token.sha256,
-            projects=frozenset(p.id for p in projects if user.id in p.members or user.id in p.admins),
-            admin_of=frozenset(p.id for p in projects if user.id in p.admins),
+            projects=frozenset(p.id for p in projects if belongs(p, user.id, user)),
+            admin_of=frozenset(p.id for p in projects if administers(p, user.id, user)),
         )
 
 

@@ -6,6 +6,7 @@ are only the SHA-256 of secrets and codes. Each sign-in makes a new secret, so t
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import secrets
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class _Code:
     user: UserId
     token_sha256: str
     ends_s: float
+    challenge: str
 
 
 class BrowserSessions:
@@ -58,25 +60,30 @@ class BrowserSessions:
         self._sessions: dict[str, BrowserSession] = {}  # by the SHA-256 of the secret, oldest first
         self._codes: dict[str, _Code] = {}  # by the SHA-256 of the code, oldest first
 
-    def make_code(self, caller: Caller) -> str:
-        """Return a code that opens one session of the caller's token, within CODE_LIFETIME_S."""
+    def make_code(self, caller: Caller, challenge: str = "") -> str:
+        """Return a code that opens one session of the caller's token, within CODE_LIFETIME_S.
+
+        With the SHA-256 of a verifier (base64url) it opens no session, but is good for one token for whoever has the verifier.
+        """
         now_s = self._clock.boottime_s()
         self._codes = {key: one for key, one in self._codes.items() if now_s < one.ends_s}
         own = [key for key, one in self._codes.items() if one.user == caller.user]
         for key in own[: max(0, len(own) + 1 - CODES_PER_USER)]:
             del self._codes[key]
         code = secrets.token_urlsafe(_SECRET_BYTES)
-        self._codes[_sha256(code)] = _Code(user=caller.user, token_sha256=caller.sha256, ends_s=now_s + CODE_LIFETIME_S)
+        self._codes[_sha256(code)] = _Code(
+            user=caller.user, token_sha256=caller.sha256, ends_s=now_s + CODE_LIFETIME_S, challenge=challenge
+        )
         return code
 
-    def take_code(self, code: str) -> str:
-        """Return the SHA-256 of the code's token. The code is used up.
+    def take_code(self, code: str, challenge: str = "") -> str:
+        """Return the SHA-256 of the code's token. The code is used up. `challenge`: of the verifier; "" for a code that opens a session.
 
         Raises:
-            NotSignedIn: it is unknown, used already, or too old.
+            NotSignedIn: it is unknown, used already, too old, or for another verifier.
         """
         found = self._codes.pop(_sha256(code), None)
-        if found is None or self._clock.boottime_s() >= found.ends_s:
+        if found is None or self._clock.boottime_s() >= found.ends_s or found.challenge != challenge:
             raise NotSignedIn("the sign-in link was used already or has expired", hint=_HINT)
         return found.token_sha256
 
@@ -120,6 +127,12 @@ class BrowserSessions:
     def close(self, secret: str) -> None:
         """Close a session, if it exists."""
         self._sessions.pop(_sha256(secret), None)
+
+
+def code_challenge(verifier: str) -> str:
+    """Return the SHA-256 of a verifier in base64url, as PKCE has it."""
+    digest = hashlib.sha256(verifier.encode("utf-8", "surrogateescape")).digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def _sha256(secret: str) -> str:

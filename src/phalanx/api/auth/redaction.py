@@ -57,6 +57,13 @@ class JobRedactor:
 
     def redact(self, line: HistoryLine) -> HistoryLine:
         """Return one line as the caller may read it."""
-        if line.job_id is None or line.kind in PUBLIC_KINDS or self.may_see_all(line.job_id):
+        if line.job_id is None or self.may_see_all(line.job_id):
             return line
-        return replace(line, text=f"{line.kind.replace('_', ' ')} {REDACTED}", facts={})
+        return redact_line(line)
+
+
+def redact_line(line: HistoryLine) -> HistoryLine:
+    """Return a line of a job as a caller may read it who may not see all of that job."""
+    if line.kind in PUBLIC_KINDS:
+        return line
+    return replace(line, text=f"{line.kind.replace('_', ' ')} {REDACTED}", facts={})

@@ -1,4 +1,4 @@
-"""The cookie of a browser's session.
+"""The cookies of a browser: of its session, and of a sign-in at the provider that it has begun.
 
 Browsers send a cookie to every port of a host, so its name contains the port: the dashboards of two heads on one machine, or behind two
 forwarded ports, do not replace each other's. Over TLS the prefix `__Host-` makes browsers refuse the cookie from any other host.
@@ -12,14 +12,25 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from phalanx.api.auth.browser_sessions import SESSION_LIFETIME_S
+from phalanx.api.auth.sign_in_attempts import ATTEMPT_LIFETIME_S
 
 CSRF_HEADER: Final = "x-phalanx-csrf"
+_SESSION, _ATTEMPT = "session", "sign-in"
 _TLS: Final = frozenset({"https", "wss"})
 
 
 def session_secret(connection: HTTPConnection) -> str | None:
     """Return the secret in the session's cookie; None without one, or with several, as another port of this host can plant one."""
-    wanted = _name(connection) + "="
+    return _value(connection, _SESSION)
+
+
+def attempt_value(connection: HTTPConnection) -> str | None:
+    """Return the value of the browser's attempt to sign in at the provider; None likewise."""
+    return _value(connection, _ATTEMPT)
+
+
+def _value(connection: HTTPConnection, kind: str) -> str | None:
+    wanted = _name(connection, kind) + "="
     found = [
         part.strip().removeprefix(wanted)
         for header in connection.headers.getlist("cookie")
@@ -31,17 +42,27 @@ def session_secret(connection: HTTPConnection) -> str | None:
 
 def set_session_cookie(response: Response, connection: HTTPConnection, secret: str) -> None:
     """Make the browser keep the secret: out of reach of scripts, and sent with requests of this head's own pages only."""
-    _set(response, connection, secret, int(SESSION_LIFETIME_S))
+    _set(response, connection, _SESSION, secret, int(SESSION_LIFETIME_S))
 
 
 def clear_session_cookie(response: Response, connection: HTTPConnection) -> None:
     """Make the browser drop the secret."""
-    _set(response, connection, "", 0)
+    _set(response, connection, _SESSION, "", 0)
 
 
-def _set(response: Response, connection: HTTPConnection, value: str, lifetime_s: int) -> None:
+def set_attempt_cookie(response: Response, connection: HTTPConnection, value: str) -> None:
+    """Make the browser keep the value of its attempt, as above."""
+    _set(response, connection, _ATTEMPT, value, int(ATTEMPT_LIFETIME_S))
+
+
+def clear_attempt_cookie(response: Response, connection: HTTPConnection) -> None:
+    """Make the browser drop it."""
+    _set(response, connection, _ATTEMPT, "", 0)
+
+
+def _set(response: Response, connection: HTTPConnection, kind: str, value: str, lifetime_s: int) -> None:
     response.set_cookie(
-        _name(connection),
+        _name(connection, kind),
         value,
         max_age=lifetime_s,
         path="/",
@@ -55,9 +76,9 @@ def _encrypted(connection: HTTPConnection) -> bool:
     return connection.scope["scheme"] in _TLS
 
 
-def _name(connection: HTTPConnection) -> str:
+def _name(connection: HTTPConnection, kind: str) -> str:
     """Return the cookie's name, with the port that the browser uses."""
     encrypted = _encrypted(connection)
     port = connection.headers.get("host", "").rpartition(":")[2]
     prefix = "__Host-" if encrypted else ""
-    return f"{prefix}phalanx-session-{port if port.isdecimal() else 443 if encrypted else 80}"
+    return f"{prefix}phalanx-{kind}-{port if port.isdecimal() else 443 if encrypted else 80}"

@@ -35,6 +35,7 @@ from phalanx.core.access.rules import SCOPE_OF_ACTION, AccessScope
 from phalanx.core.errors import NotPermitted, PhalanxError, TooLarge
 from phalanx.core.units import format_bytes
 from phalanx.core.work.users import Action
+from phalanx.ports.identity import RETURN_PATH
 from phalanx.wire.api.execs import ExecFailed
 
 Handler = Callable[..., Awaitable[Response]]
@@ -322,7 +323,13 @@ class RouteTable:
 
 
 ASSET_PATH: Final = "/web/{version}/{name:path}"
-OPEN_ROUTES: Final = frozenset({"/v1/health", "/v1/ca", "/", "/sign-in", "/sign-out", ASSET_PATH})
+OPEN_ROUTES: Final = frozenset(
+    {
+        *("/v1/health", "/v1/ca", "/", "/sign-in", "/sign-out", ASSET_PATH),
+        *("/sign-in/provider", RETURN_PATH, "/sign-in/finish"),
+        *("/login/{port}/{challenge}/{state}", "/v1/login/device", "/v1/login/device/token", "/v1/login/token"),
+    }
+)
 
 
 def check_every_route_is_authorized(app: FastAPI) -> None:

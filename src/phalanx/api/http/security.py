@@ -4,7 +4,8 @@ Host and Origin are checked because a browser on the user's machine can reach lo
 sends its own name in Host, and a script of any page sends the page's Origin. Requests without Origin (images, links, forms of old
 browsers) name the kind of their source in Sec-Fetch-Site. None of these requests can carry a token: it is read from a header only. The
 cookie of a browser's session is sent with requests of the head's own pages only (SameSite), and opens a change only together with a header
-that no other site can set. So the content type of a body need not be checked.
+that no other site can set. So the content type of a body need not be checked. One page may be opened from elsewhere: that to which the sign-in
+provider leads browsers back. It reads no cookie and has no effect.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from phalanx.api.http.errors import RequestHeadTooLarge, error_response, interna
 from phalanx.api.http.timeouts import REQUEST_HEAD_BYTES_MAX
 from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError
 from phalanx.core.hints import Hint, HintCode
+from phalanx.ports.identity import RETURN_PATH
 
 # same-origin: the head's own pages. none: a person typed the address. Absent: no browser, or one too old (its Origin is checked).
 _OWN_SITES: Final = frozenset({b"", b"same-origin", b"none"})
@@ -115,7 +117,7 @@ class SecurityMiddleware:
             return RequestHeadTooLarge(
                 "the request line and headers are over 64 KiB", hint="send fewer or shorter headers"
             )
-        if site not in _OWN_SITES:
+        if site not in _OWN_SITES and not (scope["path"] == RETURN_PATH and scope.get("method") == "GET"):
             return NotPermitted("pages of other sites may not call this head")
         if tokens > 1:
             return BadRequest(f"the request has {tokens} Authorization headers", hint="send one")
@@ -126,7 +128,7 @@ class SecurityMiddleware:
             return NotPermitted(
                 f"host {host.decode('latin-1')!r} is not this head", hint=Hint(HintCode.USE_PRINTED_URL)
             )
-        if origin and not _same_origin(origin.decode("latin-1"), f"{scheme}://{host.decode('latin-1')}"):
+        if origin and not same_origin(origin.decode("latin-1"), f"{scheme}://{host.decode('latin-1')}"):
             return NotPermitted(f"pages of {origin.decode('latin-1')!r} may not call this head")
         if (
             len(self._accepted) < 1000
@@ -152,7 +154,7 @@ def with_security_headers(send: Send) -> Send:
     return send_secured
 
 
-def _same_origin(one: str, other: str) -> bool:
+def same_origin(one: str, other: str) -> bool:
     """Whether two URLs have the same scheme, host and port; a missing port is the scheme's default."""
     origins = []
     for url in (one, other):

@@ -15,7 +15,6 @@ from typing import Final
 
 from phalanx.api.live.event_framing import HEARTBEAT, encode_event
 from phalanx.api.live.hub import Broadcast
-from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import JobId
 from phalanx.wire.api.fleet import FleetDelta, FleetFrame
 
@@ -99,7 +98,7 @@ class FleetFeed:
             changed, self._changed = self._changed, {}
             try:
                 frame = await asyncio.to_thread(self._read)
-            except (PhalanxError, OSError):
+            except Exception:  # noqa: BLE001  the stream of all pages must outlive it
                 _log.exception("the state of the fleet could not be read")
                 self._changed = {**changed, **self._changed}
             else:

@@ -1,4 +1,4 @@
-"""Removes the files of ended jobs by age: when an operator asks, and every hour by the retention policy. One run at a time, on a thread of its own.
+"""Removes the files of ended jobs by age, and archives their records: when an operator asks, and every hour by the retention policy. One run at a time, on a thread of its own.
 
 Only files of jobs that the store knows as ended are removed, each after a line in the job's history. Files of unknown jobs stay. The next run
 finds files again that a run could not remove, or that it left because it was interrupted.
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from phalanx.api.nodes.record_archiver import ArchivedSum, RecordArchiver
 from phalanx.api.services import HeadServices
 from phalanx.core.access.audit import AuditCall
 from phalanx.core.errors import Conflict, PhalanxError
@@ -28,6 +29,7 @@ from phalanx.core.work.job import Job
 from phalanx.core.work.retention import POLICY, RetainedFiles, is_expired, uploads_in_use
 from phalanx.store.checkpoints.copies import CheckpointCopies
 from phalanx.store.disk_usage import job_folders, tree_bytes
+from phalanx.store.job_archives import JobArchives
 from phalanx.store.outputs.copies import OutputCopies
 from phalanx.wire.api.retention import ExpiredFiles, RemovedFilesSum, RetentionRun
 
@@ -71,13 +73,17 @@ class _Run:
     folders_done: int = 0
     sums: dict[RetainedFiles, list[int]] = field(default_factory=dict)  # files of how many jobs, bytes
     largest: list[tuple[int, str, _Found]] = field(default_factory=list)  # a heap
+    archived: ArchivedSum = field(default_factory=ArchivedSum)
 
 
 class FileCleaner:
     """See the module. Thread-safe."""
 
-    def __init__(self, services: HeadServices, checkpoints: CheckpointCopies, outputs: OutputCopies) -> None:
+    def __init__(
+        self, services: HeadServices, checkpoints: CheckpointCopies, outputs: OutputCopies, archives: JobArchives
+    ) -> None:
         self._services, self._checkpoints, self._outputs = services, checkpoints, outputs
+        self._archiver = RecordArchiver(services, archives)
         self._lock = threading.Lock()
         self._run: _Run | None = None
         self._swept_s: float | None = None
@@ -122,6 +128,10 @@ class FileCleaner:
                     self._remove(run, batch)
                     batch = []
             self._remove(run, batch)
+            if RetainedFiles.RECORDS in run.request.ages:  # jobs without files only, so after them
+                wanted = run.request
+                age_s = wanted.ages[RetainedFiles.RECORDS]
+                self._archiver.run(age_s, wanted.by, run.archived, dry_run=wanted.dry_run)
         except (PhalanxError, OSError) as error:
             run.error = str(error)
             _log.warning("the removal of old files stopped: %s", error)
@@ -235,9 +245,8 @@ class FileCleaner:
             folders=run.folders,
             folders_done=run.folders_done,
             ages_s={kind.value: age_s for kind, age_s in request.ages.items()},
-            removed={
-                kind.value: RemovedFilesSum(count=count, bytes=size) for kind, (count, size) in list(run.sums.items())
-            },
+            removed=_sums(run),
+            kept_records=run.archived.kept,
             largest=[_expired_view(found) for _, _, found in sorted(run.largest, reverse=True)],
         )
 
@@ -252,6 +261,13 @@ def _is_removed(run: _Run, found: _Found) -> bool:
             run.error = str(error)
         return False
     return True
+
+
+def _sums(run: _Run) -> dict[str, RemovedFilesSum]:
+    sums = {kind.value: RemovedFilesSum(count=count, bytes=size) for kind, (count, size) in list(run.sums.items())}
+    if run.archived.jobs:
+        sums[RetainedFiles.RECORDS.value] = RemovedFilesSum(count=run.archived.jobs, bytes=run.archived.bytes)
+    return sums
 
 
 def _expired_view(found: _Found) -> ExpiredFiles:

@@ -71,6 +71,7 @@ async def receive_output_piece(
     runtime.pending_uploads.pieces_in_progress += 1
     try:
         data = await read_body(request, PIECE_BYTES_MAX)
+        await run_in_thread(runtime.output_usage.add, job_id, len(data))
         if more:
             end = await run_in_thread(runtime.output_copies.append_stored, origin, path, offset, data)
         else:

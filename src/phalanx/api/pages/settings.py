@@ -34,12 +34,14 @@ async def show_settings(request: Request) -> Response:
         valid.sort(key=lambda one: (-one.created_s, one.id))
         return [token_view(one, runtime.authenticator.last_used_s(one)) for one in valid]
 
+    sign_in = runtime.provider_sign_in.settings()
+
     def read() -> Html:
         settings = Settings(
             tokens=tokens(),
             own_token=caller.token_id,
-            users=[user_view(user) for user in store.users()],
-            projects=[project_view(project) for project in store.projects()],
+            users=[user_view(user, now_s) for user in store.users()],
+            projects=[project_view(project, sign_in) for project in store.projects()],
             admin_of=frozenset(caller.admin_of),
             queue_file=queue_file_text([queue_settings(queue) for queue in store.queues()]),
         )

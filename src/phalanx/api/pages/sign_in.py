@@ -6,7 +6,6 @@ A link is used up by its first request. It carries a code, never a token, and no
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import parse_qs
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,18 +13,17 @@ from starlette.responses import Response
 from phalanx.api.auth.audited_call import audit_call_of
 from phalanx.api.auth.authenticator import require_action, require_csrf
 from phalanx.api.auth.browser_sessions import CODE_LIFETIME_S
-from phalanx.api.auth.session_cookie import clear_session_cookie, session_secret, set_session_cookie
-from phalanx.api.http.bodies import json_response, read_open_body
+from phalanx.api.auth.session_cookie import clear_session_cookie, session_secret
+from phalanx.api.http.bodies import json_response
 from phalanx.api.http.routing import ASSET_PATH, MediaType, RouteTable
-from phalanx.api.pages.responses import error_page, own_path, see_other, sign_in_page
+from phalanx.api.pages.responses import error_page, open_session, read_form, see_other, sign_in_page
 from phalanx.api.runtime import caller_of, runtime_of
 from phalanx.core.access.caller import Caller
-from phalanx.core.errors import BadRequest, NotFound, NotPermitted, NotSignedIn
+from phalanx.core.errors import NotFound, NotPermitted, NotSignedIn
 from phalanx.core.work.users import Action
 from phalanx.web.assets import load_assets
 from phalanx.wire.api.head import DashboardLink
 
-_FORM_BYTES: Final = 16 << 10
 _FOR_EVER: Final = "public, max-age=31536000, immutable"
 
 routes = RouteTable()
@@ -58,7 +56,7 @@ async def sign_in_by_link(request: Request, code: str = "") -> Response:
 )
 async def sign_in_by_token(request: Request) -> Response:
     """Sign a browser in by the token in a form."""
-    form = await _read_form(request)
+    form = await read_form(request)
     next_path = form.get("next", "/")
     try:
         caller = runtime_of(request).authenticator.authenticate(f"Bearer {form.get('token', '')}")
@@ -72,7 +70,7 @@ async def sign_in_by_token(request: Request) -> Response:
 )
 async def sign_out(request: Request) -> Response:
     """End the session of the browser, and all streams that it opened."""
-    form, secret, runtime = await _read_form(request), session_secret(request), runtime_of(request)
+    form, secret, runtime = await read_form(request), session_secret(request), runtime_of(request)
     response = see_other("/")
     if secret is not None:
         sessions = runtime.authenticator.browser_sessions
@@ -114,25 +112,4 @@ async def _signed_in(request: Request, caller: Caller, next_path: str) -> Respon
     await runtime.controller_futures.result_of(
         runtime.services.controller.record_call(audit_call_of(request, caller, "/sign-in"))
     )
-    sessions, earlier = runtime.authenticator.browser_sessions, session_secret(request)
-    if earlier is not None:
-        sessions.close(earlier)
-        runtime.access_changes.notify_all()
-    secret, _ = sessions.open(caller)
-    response = see_other(own_path(next_path))
-    set_session_cookie(response, request, secret)
-    return response
-
-
-async def _read_form(request: Request) -> dict[str, str]:
-    """Read the fields of a form; of several values of one field, the first.
-
-    Raises:
-        BadRequest: the body is no form.
-    """
-    body = await read_open_body(request, _FORM_BYTES)
-    try:
-        found = parse_qs(body.decode("ascii"), keep_blank_values=True, max_num_fields=10, errors="strict")
-    except ValueError as error:
-        raise BadRequest("the body is not a form", hint="use the page's own form") from error
-    return {name: values[0].strip() for name, values in found.items()}
+    return open_session(request, caller, next_path)

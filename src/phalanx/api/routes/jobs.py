@@ -27,6 +27,7 @@ from phalanx.api.http.routing import (
 )
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
+from phalanx.api.views.archives import archived_detail, archived_history
 from phalanx.api.views.arrays import collapsed_page, element_states, whole_array_view
 from phalanx.api.views.job_pages import cursor_behind, read_job_cursor
 from phalanx.api.views.job_usage import job_usage_view
@@ -126,6 +127,11 @@ async def show_job(request: Request, job_id: JobId) -> Response:
     if first is not None:
         whole = await run_in_thread(whole_array_view, services, caller_of(request), first)
         return json_response(JobDetail(job=whole, attempts=[]))
+    if services.store.job(job_id) is None:
+        runtime, caller = runtime_of(request), caller_of(request)
+        return json_response(
+            await run_in_thread(archived_detail, runtime.archives, caller, job_id, services.output_root)
+        )
     job = require_job(services.store, job_id)
     attempts = services.store.attempts(job_id)
     view = live_job_view(services, caller_of(request), job, attempts)
@@ -243,6 +249,10 @@ async def job_history(
 ) -> Response:
     """Show what happened to the job, oldest first."""
     services = runtime_of(request).services
+    if services.store.job(job_id) is None and first_element(services.store, job_id) is None:
+        archives = runtime_of(request).archives
+        found = await run_in_thread(archived_history, archives, caller_of(request), job_id, after, limit)
+        return json_response(history_page(found, found[-1].seq if found else after, services.limits.answer_bytes))
     require_job(services.store, job_id)
     lines = await run_in_thread(services.store.history, job_id=job_id, after=after, limit=limit)
     visible = JobRedactor(services.store, caller_of(request)).redact_all(lines)

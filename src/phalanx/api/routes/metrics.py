@@ -1,15 +1,12 @@
-"""GET /metrics for Prometheus: `phalanx_*`, and device samples under the names of dcgm-exporter, so that existing dashboards work.
-
-Source of the DCGM names, labels and units: NVIDIA dcgm-exporter, etc/default-counters.csv and the label set of its renderer
-(gpu, UUID, device, modelName, Hostname; `hpc_job` for the job): utilisation in percent, frame buffer in MiB, power in W, temperature in C.
-Only these node metrics have the job's id as a label: on others it would create one series per job ever run.
-"""
+"""GET /metrics for Prometheus. The families are declared in wire.metrics; all values are read at each scrape, nothing is stored here."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,30 +16,29 @@ from starlette.responses import Response
 
 from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.runtime import ApiRuntime, run_in_thread, runtime_of
-from phalanx.api.services import LeaderStatus
+from phalanx.api.services import HeadServices
 from phalanx.controller.telemetry import silence_s
-from phalanx.controller.waste_monitor import WasteNow
+from phalanx.core.accounting.usage_states import UsageState
 from phalanx.core.fleet.device import Device
-from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.fitness import AUTOMATIC_CORDON_AUTHORS, FULL_DISK
+from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.resources import MILLI_PER_DEVICE
 from phalanx.core.units import MIB
-from phalanx.core.work.job import JobState
+from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.users import Action
 from phalanx.core.work.waste_terms import WasteKind
-from phalanx.wire.supervisor import DeviceSample, SamplesRequest
+from phalanx.wire.metrics import FAMILIES
+from phalanx.wire.supervisor import DeviceSample
 
 _TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _STALE_S: Final = 30.0  # older samples are left out
-_LABELS: Final = ("gpu", "UUID", "device", "modelName", "Hostname", "node", "virtual", "hpc_job")
-_DCGM: Final = {
-    "DCGM_FI_DEV_GPU_UTIL": "GPU utilization (in %).",
-    "DCGM_FI_DEV_FB_USED": "Framebuffer memory used (in MiB).",
-    "DCGM_FI_DEV_FB_FREE": "Framebuffer memory free (in MiB).",
-    "DCGM_FI_DEV_POWER_USAGE": "Power draw (in W).",
-    "DCGM_FI_DEV_GPU_TEMP": "GPU temperature (in C).",
-}
+_CAPACITY_WAITS: Final = frozenset(
+    {WaitReasonCode.RESOURCES, WaitReasonCode.PRIORITY, WaitReasonCode.QUOTA, WaitReasonCode.NODES_DOWN}
+)
+"""Reasons for which a job waits for the fleet and not for its owner, another job or a date."""
 
 routes = RouteTable()
+Values = Iterable[tuple[tuple[str, ...], float]]
 
 
 @routes.get("/metrics", Action.VIEW, reply=MediaType.TEXT)
@@ -59,7 +55,7 @@ def render_metrics(runtime: ApiRuntime) -> bytes:
 
 
 class _Head(Collector):
-    """Reads all values at each scrape; nothing is stored here."""
+    """One scrape."""
 
     def __init__(self, runtime: ApiRuntime) -> None:
         self._runtime = runtime
@@ -70,161 +66,140 @@ class _Head(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metric families."""
-        nodes = self._runtime.services.store.nodes()
-        yield from self._jobs()
-        yield from _fleet(nodes)
-        yield from self._loop()
-        yield from _waste(self._runtime.services.waste())
-        yield from self._history()
-        yield from self._devices(nodes)
-
-    def _jobs(self) -> Iterator[Metric]:
-        counts = self._runtime.services.store.job_counts()
-        jobs = GaugeMetricFamily("phalanx_jobs", "Jobs by state.", labels=["state"])
-        for state in JobState:
-            jobs.add_metric([state.value], counts.get(state, 0))
-        yield jobs
-        waiting = Counter(wait.reason.value for wait in self._runtime.services.controller.wait_reasons.values())
-        reasons = GaugeMetricFamily("phalanx_jobs_waiting", "Pending jobs by their main reason.", labels=["reason"])
-        for reason, count in sorted(waiting.items()):
-            reasons.add_metric([reason], count)
-        yield reasons
-
-    def _loop(self) -> Iterator[Metric]:
-        runtime = self._runtime
-        info = GaugeMetricFamily("phalanx_head_info", "The running process of the head.", labels=["version", "head_id"])
-        info.add_metric([runtime.services.version, runtime.services.controller.head_id], 1)
-        yield info
-        loop = GaugeMetricFamily(
-            "phalanx_controller_stat", "Counters and timings of the controller's loop.", labels=["stat"]
-        )
-        for name, value in sorted(dict(runtime.services.controller.stats).items()):
-            loop.add_metric([name], value)
-        yield loop
-        if runtime.services.leader_status is not None:
-            yield from _leading(runtime.services.leader_status)
-        for name, value in sorted(runtime.counts.items()):
-            family = CounterMetricFamily(
-                f"phalanx_{name}", _COUNTED.get(name, "Counted by the API since the head started.")
-            )
-            family.add_metric([], value)
-            yield family
-        for name, text, gauge in (
-            ("phalanx_event_streams_open", "Event streams open now.", runtime.streams_open),
-            ("phalanx_exec_sessions_open", "Exec sessions open now.", runtime.sessions.count()),
-            (
-                "phalanx_commands_waiting",
-                "Commands that no supervisor has fetched.",
-                sum(runtime.services.mailboxes.waiting().values()),
-            ),
-        ):
-            family_open = GaugeMetricFamily(name, text)
-            family_open.add_metric([], gauge)
-            yield family_open
-
-    def _history(self) -> Iterator[Metric]:
         services = self._runtime.services
-        if services.history is None:
-            return
-        found = services.history.health()
-        for name, text, value in (
-            ("phalanx_history_bytes", "Space that the history of devices and jobs takes.", found.size_bytes),
-            (
-                "phalanx_history_failing",
-                "1 while history cannot be stored; jobs are not affected.",
-                bool(found.problem),
-            ),
-            ("phalanx_history_lost_hours", "Hours of nodes dropped because history could not be stored.", found.lost),
-            (
-                "phalanx_history_stored_age_seconds",
-                "Time since history was last stored.",
-                max(0.0, services.clock.now_s() - found.stored_s),
-            ),
-        ):
-            family = GaugeMetricFamily(name, text)
-            family.add_metric([], value)
-            yield family
-
-    def _devices(self, nodes: list[Node]) -> Iterator[Metric]:
-        families = {name: GaugeMetricFamily(name, text, labels=_LABELS) for name, text in _DCGM.items()}
-        now_s = self._runtime.services.clock.now_s()
-        for node in nodes:
-            samples = self._runtime.services.telemetry.node_samples(node.id)
-            if samples is None or now_s - samples.at_s > max(_STALE_S, silence_s(samples)):
-                continue
-            models = {device.index: device for device in node.devices}
-            for sample in samples.devices:
-                labels = _labels(node, models.get(sample.index), sample)
-                for name, value in _readings(sample):
-                    families[name].add_metric(labels, value)
-        yield from families.values()
-        yield _ages(nodes, [self._runtime.services.telemetry.node_samples(node.id) for node in nodes], now_s)
+        nodes = services.store.nodes()
+        yield from _jobs(services)
+        yield from _fleet(services, nodes)
+        yield from _waste(services)
+        yield from _head(self._runtime)
+        yield from _history(services)
+        yield from _devices(services, nodes)
 
 
-_COUNTED: Final = {
-    "submits": "Jobs submitted, each durable when it was answered.",
-    "lease_renewals": "Renewals of supervisors' leases.",
-    "events": "Events received from supervisors.",
-    "stream_bytes": "Bytes of logs and step reports stored.",
-}
-
-
-def _waste(found: WasteNow) -> Iterator[Metric]:
-    """Every kind has a series, also without alarms, so that rules on them can be written."""
-    alarmed = [spell for spell in found.spells if spell.alarmed]
-    count = GaugeMetricFamily("phalanx_waste_alarms", "Alarms of waste now, by kind.", labels=["kind"])
-    gpus = GaugeMetricFamily("phalanx_waste_alarm_gpus", "GPUs that alarms name now, by kind.", labels=["kind"])
-    begun = CounterMetricFamily(
-        "phalanx_waste_alarms_begun", "Alarms of waste that began since the head started, by kind.", labels=["kind"]
-    )
-    for kind in WasteKind:
-        of_kind = [spell.newest.milli for spell in alarmed if spell.newest.kind is kind]
-        count.add_metric([kind.value], len(of_kind))
-        gpus.add_metric([kind.value], sum(of_kind) / MILLI_PER_DEVICE)
-        begun.add_metric([kind.value], found.begun.get(kind.value, 0))
-    yield from (count, gpus, begun)
-
-
-def _leading(among: LeaderStatus) -> Iterator[Metric]:
-    leads = GaugeMetricFamily("phalanx_leader", "1 on the leader; a standby answers 503.")
-    leads.add_metric([], 1 if among.leads() else 0)
-    yield leads
-    term = GaugeMetricFamily("phalanx_term", "Increases by one whenever another head takes over.")
-    term.add_metric([], among.term)
-    yield term
-    heads = GaugeMetricFamily(
-        "phalanx_head_seen_age_seconds", "Time since a head last reported its presence.", labels=["head"]
-    )
-    for head in among.heads():
-        heads.add_metric([head.name], head.seen_ago_s)
-    yield heads
-
-
-def _fleet(nodes: list[Node]) -> Iterator[Metric]:
-    states = Counter((node.state.value, "yes" if node.cordon is not None else "no") for node in nodes)
-    family = GaugeMetricFamily("phalanx_nodes", "Nodes by state.", labels=["state", "cordoned"])
-    for (state, cordoned), count in sorted(states.items()):
-        family.add_metric([state, cordoned], count)
-    yield family
-    devices = Counter((device.model, str(device.virtual).lower()) for node in nodes for device in node.devices)
-    kinds = GaugeMetricFamily("phalanx_devices", "Devices by model.", labels=["model", "virtual"])
-    for (model, virtual), count in sorted(devices.items()):
-        kinds.add_metric([model, virtual], count)
-    yield kinds
-
-
-def _ages(nodes: list[Node], samples: list[SamplesRequest | None], now_s: float) -> Metric:
-    family = GaugeMetricFamily(
-        "phalanx_node_sample_age_seconds", "Age of a node's newest device samples.", labels=["node"]
-    )
-    for node, sample in zip(nodes, samples, strict=True):
-        if sample is not None:
-            family.add_metric([node.id], max(0.0, now_s - sample.at_s))
+def _family(name: str, values: Values) -> Metric:
+    """One declared family with its values by the values of its labels."""
+    declared = FAMILIES[name]
+    made = CounterMetricFamily if declared.counter else GaugeMetricFamily
+    family = made(name, declared.text, labels=declared.labels)
+    for labels, value in values:
+        family.add_metric(labels, value)
     return family
 
 
-def _labels(node: Node, device: Device | None, sample: DeviceSample) -> list[str]:
-    return [
+def _single(name: str, value: float) -> Metric:
+    return _family(name, [((), value)])
+
+
+def _jobs(services: HeadServices) -> Iterator[Metric]:
+    counts, waits = services.store.job_counts(), services.controller.wait_reasons
+    yield _family("phalanx_jobs", (((state.value,), counts.get(state, 0)) for state in JobState))
+    reasons = Counter(wait.reason.value for wait in waits.values())
+    yield _family("phalanx_jobs_waiting", (((reason,), count) for reason, count in sorted(reasons.items())))
+    since = {queue.id: (now_s := services.clock.now_s()) for queue in services.store.queues()}
+    for job in services.controller.pending_jobs():
+        wait = waits.get(job.id)
+        if wait is not None and wait.reason in _CAPACITY_WAITS:
+            since[job.queue] = min(since.get(job.queue, job.submit_s), job.submit_s)
+    yield _family(
+        "phalanx_longest_wait_seconds", (((queue,), max(0.0, now_s - at_s)) for queue, at_s in sorted(since.items()))
+    )
+
+
+def _fleet(services: HeadServices, nodes: list[Node]) -> Iterator[Metric]:
+    states = Counter((node.state.value, "yes" if node.cordon is not None else "no") for node in nodes)
+    yield _family("phalanx_nodes", sorted(states.items()))
+    yield _family("phalanx_node_up", (((node.id,), node.state is not NodeState.DOWN) for node in nodes))
+    automatic = (*AUTOMATIC_CORDON_AUTHORS, FULL_DISK)
+    yield _family(
+        "phalanx_node_cordoned",
+        (
+            ((node.id, "phalanx" if node.cordon.by in automatic else "operator"), 1)
+            for node in nodes
+            if node.cordon is not None
+        ),
+    )
+    yield _family(
+        "phalanx_node_unhealthy_devices",
+        (((node.id,), sum(not device.healthy for device in node.devices)) for node in nodes),
+    )
+    devices = Counter((device.model, str(device.virtual).lower()) for node in nodes for device in node.devices)
+    yield _family("phalanx_devices", sorted(devices.items()))
+    totals = services.state_totals()
+    yield _family("phalanx_gpus", (((state.value,), totals.get(state, 0) / MILLI_PER_DEVICE) for state in UsageState))
+
+
+def _waste(services: HeadServices) -> Iterator[Metric]:
+    """Every kind has a series, also without alarms, so that rules on them can be written."""
+    found = services.waste()
+    alarms = [(spell.newest.kind, spell.newest.milli) for spell in found.spells if spell.alarmed]
+    of_kind = {kind: [milli for alarmed, milli in alarms if alarmed is kind] for kind in WasteKind}
+    yield _family("phalanx_waste_alarms", (((kind.value,), len(held)) for kind, held in of_kind.items()))
+    yield _family(
+        "phalanx_waste_alarm_gpus", (((kind.value,), sum(held) / MILLI_PER_DEVICE) for kind, held in of_kind.items())
+    )
+    yield _family("phalanx_waste_alarms_begun", (((kind.value,), found.begun.get(kind.value, 0)) for kind in WasteKind))
+
+
+def _head(runtime: ApiRuntime) -> Iterator[Metric]:
+    services = runtime.services
+    yield _family("phalanx_head_info", [((services.version, services.controller.head_id), 1)])
+    stats = sorted(dict(services.controller.stats).items())
+    yield _family("phalanx_controller_stat", (((name,), value) for name, value in stats))
+    among = services.leader_status
+    if among is not None:
+        yield _single("phalanx_leader", among.leads())
+        yield _single("phalanx_term", among.term)
+        yield _family("phalanx_head_seen_age_seconds", (((head.name,), head.seen_ago_s) for head in among.heads()))
+    disk = _disk_of(services.output_root)
+    yield _single("phalanx_disk_free_bytes", disk.free)
+    yield _single("phalanx_disk_bytes", disk.total)
+    for what in ("submits", "lease_renewals", "events", "stream_bytes", "kept_bytes", "refusals"):
+        yield _single(f"phalanx_{what}", runtime.counts.get(what, 0))
+    yield _single("phalanx_event_streams_open", runtime.streams_open)
+    yield _single("phalanx_exec_sessions_open", runtime.sessions.count())
+    yield _single("phalanx_commands_waiting", sum(services.mailboxes.waiting().values()))
+
+
+def _disk_of(folder: str) -> Any:
+    """The disk of a folder that may not exist yet."""
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    return shutil.disk_usage(folder)
+
+
+def _history(services: HeadServices) -> Iterator[Metric]:
+    if services.history is None:
+        return
+    found = services.history.health()
+    yield _single("phalanx_history_bytes", found.size_bytes)
+    yield _single("phalanx_history_failing", bool(found.problem))
+    yield _single("phalanx_history_lost_hours", found.lost)
+    yield _single("phalanx_history_stored_age_seconds", max(0.0, services.clock.now_s() - found.stored_s))
+
+
+def _devices(services: HeadServices, nodes: list[Node]) -> Iterator[Metric]:
+    values: dict[str, list[tuple[tuple[str, ...], float]]] = {name: [] for name in FAMILIES if name.startswith("DCGM_")}
+    ages: list[tuple[tuple[str, ...], float]] = []
+    now_s = services.clock.now_s()
+    for node in nodes:
+        samples = services.telemetry.node_samples(node.id)
+        if samples is None:
+            continue
+        ages.append(((node.id,), max(0.0, now_s - samples.at_s)))
+        if now_s - samples.at_s > max(_STALE_S, silence_s(samples)):
+            continue
+        models = {device.index: device for device in node.devices}
+        for sample in samples.devices:
+            labels = _labels(node, models.get(sample.index), sample)
+            for name, value in _readings(sample):
+                values[name].append((labels, value))
+    for name, found in values.items():
+        yield _family(name, found)
+    yield _family("phalanx_node_sample_age_seconds", ages)
+
+
+def _labels(node: Node, device: Device | None, sample: DeviceSample) -> tuple[str, ...]:
+    return (
         str(sample.index),
         sample.uuid,
         f"{'virtual' if sample.virtual else 'nvidia'}{sample.index}",
@@ -233,7 +208,7 @@ def _labels(node: Node, device: Device | None, sample: DeviceSample) -> list[str
         node.id,
         str(sample.virtual).lower(),
         sample.job_id or "",
-    ]
+    )
 
 
 def _readings(sample: DeviceSample) -> Iterator[tuple[str, float]]:

@@ -31,6 +31,7 @@ from phalanx.core.state.events import (
     RestorePower,
     UncordonNode,
 )
+from phalanx.core.state.records import NODES
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.job import TERMINAL_STATES, JobState
 from phalanx.core.work.users import Action
@@ -84,10 +85,10 @@ async def drain_node(request: Request, node_id: NodeId) -> Response:
 
 
 @routes.post("/v1/nodes/{node_id}/undrain", Action.OPERATE, body=MediaType.NOTHING, reply=NodeReply)
-async def undrain_node(request: Request, node_id: NodeId) -> Response:
-    """Allow new work on a node again. Idempotent."""
+async def undrain_node(request: Request, node_id: NodeId, planned: bool = False) -> Response:
+    """Allow new work on a node again, and end its maintenance; with `planned` also cancel its later maintenance windows. Idempotent."""
     runtime = runtime_of(request)
-    await runtime.request(UncordonNode(node_id=node_id, by=caller_of(request).user))
+    await runtime.request(UncordonNode(node_id=node_id, by=caller_of(request).user, planned=planned))
     runtime.hub.notify(())
     return json_response(NodeReply(node=await run_in_thread(read_node, runtime.services, node_id)))
 
@@ -203,7 +204,7 @@ def _seen_of(services: HeadServices, wanted: Container[NodeId]) -> list[NodeView
 
 
 def _known(services: HeadServices, node_id: NodeId) -> Node:
-    for node in services.store.nodes():
-        if node.id == node_id:
-            return node
+    node = services.store.record(NODES, node_id)
+    if node is not None:
+        return node
     raise NotFound(f"no node {node_id!r}", hint=Hint(HintCode.LIST_NODES))

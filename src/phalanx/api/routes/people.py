@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import secrets
 from typing import Final
 
@@ -12,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from phalanx.api.auth.authenticator import require_project_admin
+from phalanx.api.auth.login_tokens import TOKEN_LIFETIME_S, browser_token_id
 from phalanx.api.http.bodies import json_response, no_content, read_record
 from phalanx.api.http.paging import AfterKey, key_page
 from phalanx.api.http.routing import RouteTable
@@ -24,8 +24,9 @@ from phalanx.core.errors import BadRequest, NotFound, NotPermitted
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ProjectId, TokenId, UserId
 from phalanx.core.state.events import ChangeProject, ChangeUser, PutToken, RevokeToken
-from phalanx.core.units import format_duration, parse_duration_s
+from phalanx.core.units import format_duration, parse_duration_s, parse_memory_bytes
 from phalanx.core.work.monthly_budget import parse_budget
+from phalanx.core.work.names import is_name
 from phalanx.core.work.users import (
     Action,
     Token,
@@ -45,10 +46,10 @@ from phalanx.wire.api.people import (
 )
 
 TOKEN_BITS: Final = 256
-TOKEN_LIFETIME_S: Final = 90 * 86400.0  # of a token made without an expiry
 NEVER: Final = "never"
 NO_BUDGET: Final = "none"
-NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
+NO_LIMIT: Final = "none"
+OUTPUTS_BYTES_MAX: Final = 1 << 62
 
 routes = RouteTable()
 
@@ -78,7 +79,8 @@ async def show_caller(request: Request) -> Response:
 async def list_users(request: Request, after: AfterKey = "") -> Response:
     """List all users."""
     services = runtime_of(request).services
-    views = [user_view(user) for user in await run_in_thread(services.store.users)]
+    now_s = services.clock.now_s()
+    views = [user_view(user, now_s) for user in await run_in_thread(services.store.users)]
     page, further = key_page(views, after, lambda view: view.id, services.limits.answer_bytes)
     return json_response(UserList(users=page, next=further))
 
@@ -86,10 +88,11 @@ async def list_users(request: Request, after: AfterKey = "") -> Response:
 @routes.get("/v1/users/{user_id}", Action.VIEW, reply=UserReply)
 async def show_user(request: Request, user_id: UserId) -> Response:
     """Show one user."""
-    user = runtime_of(request).services.store.user(user_id)
+    services = runtime_of(request).services
+    user = services.store.user(user_id)
     if user is None:
         raise NotFound(f"no user {user_id!r}", hint=Hint(HintCode.LIST_USERS))
-    return json_response(UserReply(user=user_view(user)))
+    return json_response(UserReply(user=user_view(user, services.clock.now_s())))
 
 
 @routes.put("/v1/users/{user_id}", Action.ADMINISTER, body=UserBody, reply=UserReply)
@@ -100,13 +103,17 @@ async def put_user(request: Request, user_id: UserId) -> Response:
     if body.role is UserRole.NODE:
         raise BadRequest("role node is for supervisors, not for users", hint="use viewer, user, operator or admin")
     caller = caller_of(request)
-    if user_id == caller.user and (body.disabled or body.role not in (None, UserRole.ADMIN)):
-        raise BadRequest(f"{user_id} cannot disable or demote their own account", hint="ask another admin")
+    if user_id == caller.user and (body.disabled or body.linked or body.role not in (None, UserRole.ADMIN)):
+        raise BadRequest(f"{user_id} cannot disable, link or demote their own account", hint="ask another admin")
     command = ChangeUser(
-        user_id=UserId(check_name(user_id, "user")), role=body.role, disabled=body.disabled, by=caller.user
+        user_id=UserId(check_name(user_id, "user")),
+        role=body.role,
+        disabled=body.disabled,
+        linked=body.linked,
+        by=caller.user,
     )
     user = await runtime.request(command)
-    return json_response(UserReply(user=user_view(user)))
+    return json_response(UserReply(user=user_view(user, runtime.services.clock.now_s())))
 
 
 # ---- projects ---------------------------------------------------------------------------------------------------------
@@ -116,7 +123,8 @@ async def put_user(request: Request, user_id: UserId) -> Response:
 async def list_projects(request: Request, after: AfterKey = "") -> Response:
     """List all projects."""
     services = runtime_of(request).services
-    views = [project_view(project) for project in await run_in_thread(services.store.projects)]
+    settings = runtime_of(request).provider_sign_in.settings()
+    views = [project_view(project, settings) for project in await run_in_thread(services.store.projects)]
     page, further = key_page(views, after, lambda view: view.id, services.limits.answer_bytes)
     return json_response(ProjectList(projects=page, next=further))
 
@@ -126,7 +134,9 @@ async def show_project(request: Request, project_id: ProjectId) -> Response:
     """Show one project."""
     for project in await run_in_thread(runtime_of(request).services.store.projects):
         if project.id == project_id:
-            return json_response(ProjectReply(project=project_view(project)))
+            settings = runtime_of(request).provider_sign_in.settings()
+            used = await run_in_thread(runtime_of(request).output_usage.used_bytes, project.id)
+            return json_response(ProjectReply(project=project_view(project, settings), outputs_used_bytes=used))
     raise NotFound(f"no project {project_id!r}", hint=Hint(HintCode.LIST_PROJECTS))
 
 
@@ -150,9 +160,19 @@ async def put_project(request: Request, project_id: ProjectId) -> Response:
         admins=None if body.admins is None else frozenset(body.admins),
         budget=None if body.budget in (None, NO_BUDGET) else parse_budget(body.budget),
         without_budget=body.budget == NO_BUDGET,
+        outputs_bytes=_outputs_limit(body.outputs),
     )
     project = await runtime.request(command)
-    return json_response(ProjectReply(project=project_view(project)))
+    return json_response(ProjectReply(project=project_view(project, runtime.provider_sign_in.settings())))
+
+
+def _outputs_limit(text: str | None) -> int | None:
+    if text is None or text == NO_LIMIT:
+        return None if text is None else 0
+    size = parse_memory_bytes(text, what="outputs")
+    if not 0 < size < OUTPUTS_BYTES_MAX:
+        raise BadRequest(f"outputs: {text[:60]!r} is not a limit", hint='write "500G", or "none"')
+    return size
 
 
 # ---- tokens -----------------------------------------------------------------------------------------------------------
@@ -246,7 +266,11 @@ def _narrowed(caller: Caller, scope: list[Action]) -> frozenset[Action]:
 
 
 def _no_longer(tokens: list[Token], caller: Caller, expires_s: float | None) -> float | None:
-    """Return the expiry asked for, but not later than that of the caller's own token."""
+    """Return the expiry asked for, but not later than that of the caller's own token. A session at the provider does not limit it."""
+    if caller.token_id == browser_token_id(
+        caller.user
+    ):  # its end is that of a session; all tokens of the user end with the access there
+        return expires_s
     own = next((token.expires_s for token in tokens if token.id == caller.token_id), None)
     if own is None:
         return expires_s
@@ -259,7 +283,7 @@ def check_name(name: str, what: str) -> str:
     Raises:
         BadRequest: it is not.
     """
-    if not NAME_PATTERN.fullmatch(name):
+    if not is_name(name):
         raise BadRequest(
             f"{name[:80]!r} is not a valid name for a {what}",
             hint="use letters, digits and . _ - @ +, at most 63 characters, starting with a letter or digit",

@@ -11,7 +11,6 @@ from starlette.responses import Response
 from phalanx.api.http.bodies import json_response, read_record
 from phalanx.api.http.paging import AfterKey, key_page
 from phalanx.api.http.routing import RouteTable
-from phalanx.api.routes.people import NAME_PATTERN
 from phalanx.api.routes.queues import impossible_views
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
@@ -22,6 +21,7 @@ from phalanx.core.ids import PoolId, UserId
 from phalanx.core.state.events import PutNodePool, RemoveNodePool
 from phalanx.core.state.records import NODE_POOLS, POOL_NODES
 from phalanx.core.units import parse_duration_s
+from phalanx.core.work.names import is_name
 from phalanx.core.work.users import Action
 from phalanx.wire.api.pools import PoolBody, PoolList, PoolNodeView, PoolRemoved, PoolReply, PoolView
 
@@ -99,7 +99,7 @@ def _view(pool: NodePool, members: Sequence[PoolNode]) -> PoolView:
 
 
 def _wanted(services: HeadServices, pool_id: PoolId, body: PoolBody, by: UserId) -> NodePool:
-    if not NAME_PATTERN.fullmatch(pool_id) or "+" in pool_id:
+    if not is_name(pool_id) or "+" in pool_id:
         raise BadRequest(
             f"{pool_id[:80]!r} is not a valid name for a pool",
             hint="use letters, digits and . _ - @, at most 63 characters, starting with a letter or digit",
@@ -108,7 +108,7 @@ def _wanted(services: HeadServices, pool_id: PoolId, body: PoolBody, by: UserId)
         raise BadRequest(
             f"price {body.price_per_h} is not an amount in US dollars an hour", hint=Hint(HintCode.POOL_PRICE)
         )
-    if body.zone and not NAME_PATTERN.fullmatch(body.zone):
+    if body.zone and not is_name(body.zone):
         raise BadRequest(f"{body.zone[:80]!r} is not a valid zone", hint="use letters, digits and . _ -")
     if services.offer is None:
         raise BadRequest("this head has no providers of nodes")

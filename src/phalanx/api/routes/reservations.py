@@ -8,7 +8,6 @@ from starlette.responses import Response
 from phalanx.api.http.bodies import json_response, no_content, read_record
 from phalanx.api.http.paging import AfterKey, key_page
 from phalanx.api.http.routing import RouteTable
-from phalanx.api.routes.people import NAME_PATTERN
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.views.records import reservation_view
@@ -18,7 +17,8 @@ from phalanx.core.ids import ReservationId, UserId
 from phalanx.core.state.events import EndReservation, PutReservation
 from phalanx.core.state.records import RESERVATIONS
 from phalanx.core.units import parse_duration_s
-from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.names import is_name
+from phalanx.core.work.reservation import OPEN_ENDED_S, Reservation
 from phalanx.core.work.users import Action
 from phalanx.wire.api.nodes import ReservationBody, ReservationList, ReservationReply
 
@@ -59,7 +59,7 @@ async def end_reservation(request: Request, reservation_id: ReservationId) -> Re
 
 
 def _wanted(services: HeadServices, reservation_id: ReservationId, body: ReservationBody, by: UserId) -> Reservation:
-    if not NAME_PATTERN.fullmatch(reservation_id):
+    if not is_name(reservation_id):
         raise BadRequest(
             f"{reservation_id[:80]!r} is not a valid name for a reservation",
             hint="use letters, digits and . _ - @ +, at most 63 characters, starting with a letter or digit",
@@ -69,6 +69,9 @@ def _wanted(services: HeadServices, reservation_id: ReservationId, body: Reserva
             f"reservation {reservation_id}: it must be either for maintenance or for users and queues",
             hint=Hint(HintCode.RESERVE_FOR),
         )
+    if not body.time and not body.maintenance:
+        raise BadRequest(f"reservation {reservation_id} has no duration", hint="give a duration, for example 4h")
+    lasting_s = parse_duration_s(body.time, what="time") if body.time else OPEN_ENDED_S
     start_s = body.start_s
     if start_s is None:  # a repeated request keeps the start of the first one, so that it does not contradict it
         existing = services.store.record(RESERVATIONS, ReservationId(reservation_id))
@@ -77,9 +80,10 @@ def _wanted(services: HeadServices, reservation_id: ReservationId, body: Reserva
         id=reservation_id,
         nodes=tuple(body.nodes),
         start_s=start_s,
-        end_s=start_s + parse_duration_s(body.time, what="time"),
+        end_s=start_s + lasting_s,
         users=frozenset(body.users),
         queues=frozenset(body.queues),
         why=body.why[:500],
         by=by,
+        open_ended=not body.time,
     )

@@ -1,22 +1,27 @@
-"""Retention: how long files of ended jobs are kept, and runs that remove old ones."""
+"""Retention: how long files of ended jobs are kept, runs that remove old ones, and archives of their records."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
+from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from phalanx.api.http.bodies import json_response, read_record
-from phalanx.api.http.routing import RouteTable
+from phalanx.api.http.routing import NonNegative, RouteTable
 from phalanx.api.nodes.file_cleaner import CleanRequest
 from phalanx.api.runtime import ApiRuntime, caller_of, run_in_thread, runtime_of
+from phalanx.api.views.archives import archive_list, archived_jobs
 from phalanx.core.errors import BadRequest
+from phalanx.core.ids import UserId
 from phalanx.core.state.events import PutRetention
 from phalanx.core.state.records import RETENTION
 from phalanx.core.units import format_duration
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.core.work.retention import (
+    FILE_KINDS,
     POLICY,
     RetainedFiles,
     RetentionPolicy,
@@ -24,7 +29,7 @@ from phalanx.core.work.retention import (
     retention_periods,
 )
 from phalanx.core.work.users import Action
-from phalanx.wire.api.retention import CleanBody, RetentionBody, RetentionRun, RetentionView
+from phalanx.wire.api.retention import ArchivedJobs, ArchiveList, CleanBody, RetentionBody, RetentionRun, RetentionView
 
 routes = RouteTable()
 
@@ -56,11 +61,31 @@ async def start_retention_run(request: Request) -> Response:
     runtime = runtime_of(request)
     body = await read_record(request, CleanBody, runtime.services.limits.body_bytes)
     age_s = check_age(body.older_than_s, what="older_than_s")
-    kinds = _kinds(body.kinds) or list(RetainedFiles)
+    kinds = _kinds(body.kinds) or list(FILE_KINDS)
     words = "count" if body.dry_run else "remove"
     await runtime.record_call(f"{words} {', '.join(kinds)} older than {format_duration(age_s)}")
     wanted = CleanRequest(ages=dict.fromkeys(kinds, age_s), by=caller_of(request).user, dry_run=body.dry_run)
     return json_response(runtime.file_cleaner.start(wanted))
+
+
+@routes.get("/v1/archives", Action.OPERATE, reply=ArchiveList)
+async def list_archives(request: Request) -> Response:
+    """List the months that have archives of jobs."""
+    runtime = runtime_of(request)
+    return json_response(await run_in_thread(archive_list, runtime.archives, runtime.services.archive_root))
+
+
+@routes.get("/v1/archives/{month}", Action.OPERATE, reply=ArchivedJobs)
+async def list_archived_jobs(
+    request: Request,
+    month: str,
+    user: UserId | None = None,
+    after: NonNegative = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+) -> Response:
+    """List the archived jobs that ended in a month (UTC), such as 2026-08, by number. For the next page send `next` of the reply as `after`."""
+    archives = runtime_of(request).archives
+    return json_response(await run_in_thread(archived_jobs, archives, month, user=user or "", after=after, limit=limit))
 
 
 def _kinds(names: Iterable[str]) -> list[RetainedFiles]:

@@ -72,22 +72,24 @@ def cell_state(
 
 
 def fleet_frame(services: HeadServices) -> FleetFrame:
-    """Return the state of every GPU. Reads the store: do not call it on the event loop."""
+    """Return the state of every GPU. Takes milliseconds in a large fleet: do not call it on the event loop."""
     attempts = services.controller.live_attempts()
     jobs_on = _jobs_by_node(attempts)
     reserved = {node for one in services.store.reservations() if one.begun for node in one.nodes}
-    nodes = sorted(services.store.nodes(), key=lambda node: (_place(node), node.id))
+    placed = sorted((_place(node), node.id, node) for node in services.controller.fleet_nodes())
+    nodes = [node for _, _, node in placed]
+    states = services.part_states(jobs_on)
     cells, jobs = [], []
     for node in nodes:
         held = jobs_on.get(node.id, {})
-        letters = _letters(services, node, held, reserved=node.id in reserved)
+        letters = _letters(services, node, held, states.get(node.id, ()), reserved=node.id in reserved)
         cells.append(letters)
         here = [held.get(device.index, JobId("")) for device in node.devices]
         jobs.append([] if not held else here[:1] if len(set(here)) == 1 else here)
     return FleetFrame(
         now_s=services.clock.now_s(),
         nodes=[node.id for node in nodes],
-        places=[", ".join(f"{level} {value}" for level, value in _place(node)) for node in nodes],
+        places=[", ".join(f"{level} {value}" for level, value in place) for place, _, _ in placed],
         states=[node_condition(node) for node in nodes],
         cells=cells,
         jobs=jobs,
@@ -111,7 +113,14 @@ def _jobs_by_node(attempts: Iterable[tuple[Job, Attempt]]) -> dict[NodeId, dict[
     return found
 
 
-def _letters(services: HeadServices, node: Node, held: Mapping[int, JobId], *, reserved: bool) -> str:
+def _letters(
+    services: HeadServices,
+    node: Node,
+    held: Mapping[int, JobId],
+    states: Iterable[tuple[int, str, PartState]],
+    *,
+    reserved: bool,
+) -> str:
     if not held and not node.foreign_usage.devices and all(device.healthy for device in node.devices):
         one = (
             cell_state(node, node.devices[0], held=False, utilization=None, reserved=reserved).letter
@@ -119,10 +128,8 @@ def _letters(services: HeadServices, node: Node, held: Mapping[int, JobId], *, r
             else ""
         )
         return one * len(node.devices)
-    samples = services.telemetry.node_samples(node.id) if held else None
-    used = {} if samples is None else {sample.index: sample.utilization for sample in samples.devices}
-    parts = services.usage_parts(node.id) if held else []
-    usage = {index: part.state for index, job, part in parts if job and job == held.get(index)}
+    used = services.telemetry.utilizations(node.id) if held else {}
+    usage = {index: state for index, job, state in states if job and job == held.get(index)}
     return "".join(
         cell_state(
             node,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
 from phalanx.api.auth.authenticator import may_see_all_of
 from phalanx.api.services import HeadServices
 from phalanx.api.views.records import job_view, node_view
+from phalanx.controller.maintenance_notices import latest_end_s
 from phalanx.core.access.caller import Caller
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import NodeId
+from phalanx.core.ids import JobId, NodeId
 from phalanx.core.state.records import NODE_POOLS, POOL_NODES
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
@@ -113,6 +114,8 @@ def live_node_views(services: HeadServices, nodes: Iterable[Node], attempts: Ite
     for reservation in sorted(services.store.reservations(), key=lambda one: (one.start_s, one.id)):
         for node_id in reservation.nodes:
             reserved.setdefault(node_id, []).append(reservation)
+    held = {attempt.job_id for node_id in reserved for attempt in on.get(node_id, ())}
+    jobs = {job_id: job for job_id in held if (job := services.store.job(job_id)) is not None}
     pooled = {member.id: member for member in services.store.records(POOL_NODES)}
     prices = {pool.id: pool.price_per_h for pool in services.store.records(NODE_POOLS)} if pooled else {}
     return [
@@ -123,8 +126,19 @@ def live_node_views(services: HeadServices, nodes: Iterable[Node], attempts: Ite
             reserved.get(node.id, ()),
             member := pooled.get(node.id),
             None if member is None else prices.get(member.pool),
+            {one.id: _stopped(jobs, on.get(node.id, ()), one) for one in reserved.get(node.id, ())},
         )
         for node in nodes
+    ]
+
+
+def _stopped(jobs: Mapping[JobId, Job], attempts: Sequence[Attempt], reservation: Reservation) -> list[JobId]:
+    """The jobs among those on a node that the start of a reservation will stop."""
+    return [
+        attempt.job_id
+        for attempt in attempts
+        if (job := jobs.get(attempt.job_id)) is not None
+        and reservation.interrupts(job.user, job.queue, latest_end_s(job, attempt))
     ]
 
 

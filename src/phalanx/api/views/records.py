@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from phalanx.core.accounting.usage_alarms import Spell, WasteSighting
 from phalanx.core.fleet.mig import DeviceMig, MigSlice
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import PoolNode
 from phalanx.core.fleet.power_limits import MW_PER_W, PowerCap, PowerLimits
-from phalanx.core.ids import Generation, JobId, NodeId
+from phalanx.core.ids import Generation, JobId, NodeId, ReservationId
 from phalanx.core.lifecycle.transitions import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET
 from phalanx.core.resources import extras_of
 from phalanx.core.scheduling.sharing.mig_placement import mig_geometry
@@ -27,6 +30,7 @@ from phalanx.core.work.job import (
 from phalanx.core.work.queue import Project
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.share import gpus_of
+from phalanx.core.work.sign_in import SignInSettings
 from phalanx.core.work.topology_constraint import constraint_texts
 from phalanx.core.work.users import Token, User
 from phalanx.wire.api.jobs import (
@@ -353,6 +357,7 @@ def reservation_view(reservation: Reservation) -> ReservationView:
         begun=reservation.begun,
         why=reservation.why,
         by=reservation.by,
+        open_ended=reservation.open_ended,
     )
 
 
@@ -363,8 +368,12 @@ def node_view(
     reserved: Sequence[Reservation] = (),
     pooled: PoolNode | None = None,
     price_per_h: float | None = None,
+    stopped: Mapping[ReservationId, Sequence[JobId]] = MappingProxyType({}),
 ) -> NodeView:
-    """Return the view of a node with its live attempts, its newest samples, its reservations in order, its record in a pool, and its price."""
+    """Return the view of a node with its live attempts, its newest samples, its reservations in order, its record in a pool, and its price.
+
+    `stopped`: by reservation, the jobs on the node that its start will stop.
+    """
     grants = [
         (attempt.job_id, grant) for attempt in attempts if (grant := attempt.allocation.grant_on(node.id)) is not None
     ]
@@ -399,7 +408,14 @@ def node_view(
         else CordonView(by=node.cordon.by, why=node.cordon.why, since_s=node.cordon.since_s, drain=node.cordon.drain),
         reserved=[
             ReservedView(
-                id=one.id, start_s=one.start_s, end_s=one.end_s, holders=one.holders_text, begun=one.begun, why=one.why
+                id=one.id,
+                start_s=one.start_s,
+                end_s=one.end_s,
+                holders=one.holders_text,
+                begun=one.begun,
+                why=one.why,
+                open_ended=one.open_ended,
+                stops=list(stopped.get(one.id, ())),
             )
             for one in reserved
         ],
@@ -520,20 +536,34 @@ def _ranks_on(grant: NodeGrant, index: int) -> list[int]:
     return [grant.first_rank] if grant.tasks == 1 else []
 
 
-def project_view(project: Project) -> ProjectView:
-    """Return the view of a project; names are sorted."""
+def project_view(project: Project, settings: SignInSettings | None) -> ProjectView:
+    """Return the view of a project; names are sorted. `settings`: of the sign-in provider, None without one."""
+    grants = () if settings is None else settings.grants
     return ProjectView(
         id=project.id,
         members=sorted(project.members),
         admins=sorted(project.admins),
         created_s=project.created_s,
+        groups=[one.group for one in grants if project.id in one.projects | one.admin_of],
         budget="" if project.budget is None else str(project.budget),
+        outputs_bytes=project.outputs_bytes,
     )
 
 
-def user_view(user: User) -> UserView:
-    """Return the view of a user."""
-    return UserView(id=user.id, role=user.role, created_s=user.created_s, disabled=user.disabled)
+def user_view(user: User, now_s: float) -> UserView:
+    """Return the view of a user, without its refresh token."""
+    view = UserView(id=user.id, role=user.role, created_s=user.created_s, disabled=user.disabled)
+    identity = user.identity
+    if identity is None:
+        return view
+    return msgspec.structs.replace(
+        view,
+        provider=identity.issuer,
+        group_projects=sorted(identity.projects),
+        group_admin_of=sorted(identity.admin_of),
+        confirmed_s=identity.confirmed_s or None,
+        refused="" if user.disabled else user.refusal(now_s),
+    )
 
 
 def token_view(token: Token, used_s: float | None = None) -> TokenView:

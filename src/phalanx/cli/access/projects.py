@@ -16,6 +16,7 @@ from phalanx.cli.report.cost import budget_text
 from phalanx.cli.tables import Column, table
 from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest
+from phalanx.core.units import format_bytes, parse_memory_bytes
 from phalanx.core.work.monthly_budget import parse_budget
 from phalanx.wire.api.people import ProjectView
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 BUDGET: Final = GrammarType("AMOUNT", lambda text: None if text == "none" else parse_budget(text))
+OUTPUTS: Final = GrammarType("SIZE", lambda text: None if text == "none" else parse_memory_bytes(text, what="outputs"))
 
 
 @list_group("List projects; show, add or change one.")
@@ -33,6 +35,7 @@ def projects(head: Client, now_s: float) -> ListView:
     columns = (
         Column(title="PROJECT", min_width=8),
         Column(title="MEMBERS", min_width=12),
+        Column(title="GROUPS", min_width=8, hide_empty=True, drop_order=2),
         Column(title="ADMINS", min_width=8, hide_empty=True),
         Column(title="BUDGET", hide_empty=True, drop_order=1),
         Column(title="SINCE", right=True),
@@ -41,6 +44,7 @@ def projects(head: Client, now_s: float) -> ListView:
         [
             project.id,
             ", ".join(project.members),
+            ", ".join(project.groups),
             ", ".join(project.admins),
             project.budget,
             cells.age(project.created_s, now_s),
@@ -64,10 +68,13 @@ def show(name: str, as_json: bool, watch: bool) -> None:
     def fetch() -> ListView:
         found = {str(project.id): project for project in head.projects()}
         check_exists("project", name, found)
-        spending = head.spending(name)
+        spending, reply = head.spending(name), head.project(name)
+        used = reply.outputs_used_bytes or 0
+        limit = f" of {format_bytes(reply.project.outputs_bytes)}" if reply.project.outputs_bytes else ""
+        outputs = f"outputs at the head: {format_bytes(used)}{limit}"
         return ListView(
-            value={"project": found[name], "spending": spending},
-            lines=lambda _: [strip_control(_summary(found[name]))],
+            value={"project": found[name], "spending": spending, "outputs_used_bytes": used},
+            lines=lambda _: [strip_control(_summary(found[name])), outputs],
             notes=(budget_text(spending),) if spending.currency else ("no prices are stored: nothing has a cost",),
             next_command=f"phalanx report cost --by user --month {spending.month}",
         )
@@ -82,11 +89,14 @@ def show(name: str, as_json: bool, watch: bool) -> None:
     "--admin", "admins", multiple=True, metavar="USER", help="May also change the jobs of others; repeatable."
 )
 @click.option("--budget", type=BUDGET, help='Warn at 80 and 100 % of it: "5000 EUR/month".')
-def add(name: str, members: tuple[str, ...], admins: tuple[str, ...], budget: str | None) -> None:
+@click.option("--outputs", type=OUTPUTS, help="Most that nodes may store at the head of its jobs' outputs: 500G.")
+def add(name: str, members: tuple[str, ...], admins: tuple[str, ...], budget: str | None, outputs: str | None) -> None:
     """Add a project."""
     head = connect()
     check_new("project", name, (project.id for project in head.projects()))
-    made = head.put_project(name, members=sorted({*members, *admins}), admins=sorted(admins), budget=budget)
+    made = head.put_project(
+        name, members=sorted({*members, *admins}), admins=sorted(admins), budget=budget, outputs=outputs
+    )
     print(strip_control(_summary(made)))
 
 
@@ -97,6 +107,9 @@ def add(name: str, members: tuple[str, ...], admins: tuple[str, ...], budget: st
 @click.option("--add-admin", multiple=True, metavar="USER", help="May also change the jobs of others.")
 @click.option("--remove-admin", multiple=True, metavar="USER", help="No longer an admin, still a member.")
 @click.option("--budget", type=BUDGET, help='Warn at 80 and 100 % of it: "5000 EUR/month", or none.')
+@click.option(
+    "--outputs", type=OUTPUTS, help="Most that nodes may store at the head of its jobs' outputs: 500G, or none."
+)
 def set_(
     name: str,
     add_member: tuple[str, ...],
@@ -104,27 +117,30 @@ def set_(
     add_admin: tuple[str, ...],
     remove_admin: tuple[str, ...],
     budget: str | None,
+    outputs: str | None,
 ) -> None:
-    """Change the members, admins and budget of a project."""
+    """Change the members, admins, budget and space for outputs of a project."""
     people = bool(add_member or remove_member or add_admin or remove_admin)
-    if not people and budget is None:
+    if not people and budget is None and outputs is None:
         raise BadRequest(
-            "nothing to change", hint="give --add-member, --remove-member, --add-admin, --remove-admin or --budget"
+            "nothing to change",
+            hint="give --add-member, --remove-member, --add-admin, --remove-admin, --budget or --outputs",
         )
     head = connect()
     found = {str(project.id): project for project in head.projects()}
     check_exists("project", name, found)
     project = found[name]
     if not people:
-        print(strip_control(_summary(head.put_project(name, budget=budget))))
+        print(strip_control(_summary(head.put_project(name, budget=budget, outputs=outputs))))
         return
     members = {*map(str, project.members), *add_member, *add_admin} - {*remove_member}
     admins = {*map(str, project.admins), *add_admin} - {*remove_admin, *remove_member}
-    changed = head.put_project(name, members=sorted(members), admins=sorted(admins), budget=budget)
+    changed = head.put_project(name, members=sorted(members), admins=sorted(admins), budget=budget, outputs=outputs)
     print(strip_control(_summary(changed)))
 
 
 def _summary(project: ProjectView) -> str:
     admins = f"; admins {', '.join(project.admins)}" if project.admins else ""
     budget = f"; budget {project.budget}" if project.budget else ""
-    return f"project {project.id}: members {', '.join(project.members) or 'none'}{admins}{budget}"
+    outputs = f"; outputs at most {format_bytes(project.outputs_bytes)}" if project.outputs_bytes else ""
+    return f"project {project.id}: members {', '.join(project.members) or 'none'}{admins}{budget}{outputs}"

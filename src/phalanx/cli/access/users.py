@@ -33,13 +33,17 @@ def users(head: Client, now_s: float) -> ListView:
         Column(title="USER", min_width=8),
         Column(title="ROLE"),
         Column(title="STATE", hide_empty=True),
+        Column(title="SIGNS IN AT", hide_empty=True, drop_order=1),
+        Column(title="CONFIRMED", right=True, hide_empty=True),
         Column(title="SINCE", right=True),
     )
     rows = [
         [
             user.id,
             str(user.role),
-            Cell("disabled", "red") if user.disabled else "",
+            Cell("disabled", "red") if user.disabled else Cell("no access", "red") if user.refused else "",
+            user.provider.partition("://")[2],
+            cells.age(user.confirmed_s, now_s) if user.confirmed_s else "",
             cells.age(user.created_s, now_s),
         ]
         for user in found
@@ -67,11 +71,18 @@ def add(name: str, role: str | None) -> None:
 @click.argument("name")
 @_ROLE
 @click.option("--disable/--enable", "disabled", default=None, help="The tokens of a disabled user are rejected.")
-def set_(name: str, role: str | None, disabled: bool | None) -> None:
+@click.option(
+    "--provider/--local",
+    "linked",
+    default=None,
+    help="Whether the person of that name at the sign-in provider becomes this user.",
+)
+def set_(name: str, role: str | None, disabled: bool | None, linked: bool | None) -> None:
     """Change a user."""
-    if role is None and disabled is None:
-        raise BadRequest("nothing to change", hint="give --role, --disable or --enable")
+    if role is None and disabled is None and linked is None:
+        raise BadRequest("nothing to change", hint="give --role, --disable, --enable, --provider or --local")
     head = connect()
     check_exists("user", name, (user.id for user in head.users()))
-    user = head.put_user(name, role=role, disabled=disabled)
-    print(strip_control(f"user {user.id}: {user.role}{', disabled' if user.disabled else ''}"))
+    user = head.put_user(name, role=role, disabled=disabled, linked=linked)
+    linked_text = f", signs in at {user.provider}" if user.provider else ""
+    print(strip_control(f"user {user.id}: {user.role}{', disabled' if user.disabled else ''}{linked_text}"))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import webbrowser
 
 import click
 
+from phalanx.cli.browser import open_browser
 from phalanx.cli.connection import connect
 
 
@@ -16,13 +15,8 @@ from phalanx.cli.connection import connect
 def dashboard(only_print: bool) -> None:
     """Open the dashboard in a browser, with your rights. The link works once, within a minute; without a screen it is printed."""
     link = connect().dashboard_link()
-    if not only_print and _has_screen() and webbrowser.open(link):
+    if not only_print and open_browser(link):
         print("opened the dashboard in a browser", file=sys.stderr)
         return
     print(link)
     print("next: open it within a minute; it works once", file=sys.stderr)
-
-
-def _has_screen() -> bool:
-    """Whether a browser can open a window here; over SSH without a forwarded screen it would take the terminal."""
-    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

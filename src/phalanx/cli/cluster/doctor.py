@@ -19,13 +19,15 @@ from phalanx.cli.cluster.state_folder import (
     is_alive,
     listen_url,
 )
-from phalanx.cli.connection import PROBE_S, connect
+from phalanx.cli.cluster.systemd_unit import HEAD_UNIT, NODE_UNIT, unit_state
+from phalanx.cli.connection import PROBE_S, PROVIDER_ANSWER_S, connect
 from phalanx.cli.list_output import to_json
 from phalanx.cli.terminal import strip_control, terminal
 from phalanx.client.tls import fetch_ca
-from phalanx.core.errors import BadRequest, NotSignedIn, PhalanxError, Unreachable
+from phalanx.core.errors import BadRequest, NotFound, NotSignedIn, PhalanxError, TryLater, Unreachable
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.units import format_bytes
+from phalanx.core.work.users import UserRole
 from phalanx.node import membership as records
 from phalanx.ports.engine import Membership
 from phalanx.web.command_hints import render_hint
@@ -78,7 +80,21 @@ def doctor(as_json: bool, port: int) -> int:
 
 def _all(home: str, port: int) -> Iterator[Finding]:
     yield from run_machine_checks(home, port)
+    yield from _unit_findings()
     yield from _head_findings(home)
+
+
+def _unit_findings() -> Iterator[Finding]:
+    """Check the system services of this machine; nothing where none is installed."""
+    for unit in (HEAD_UNIT, NODE_UNIT):
+        active, at_boot = unit_state(unit)
+        if not active or (active == "inactive" and at_boot != "enabled"):
+            continue
+        level = Severity.FAIL if active == "failed" else Severity.OK if active == "active" else Severity.WARN
+        mend = f"journalctl -u {unit}, then systemctl restart {unit}" if level is not Severity.OK else ""
+        if level is Severity.OK and at_boot != "enabled":
+            level, mend = Severity.WARN, f"it does not start at boot: systemctl enable {unit}"
+        yield Finding(what="unit", level=level, says=f"{unit} is {active}, {at_boot or 'not installed'}", mend=mend)
 
 
 def _head_findings(home: str) -> Iterator[Finding]:
@@ -118,6 +134,7 @@ def _head_findings(home: str) -> Iterator[Finding]:
     yield _versions(health)
     try:
         yield _token(head)
+        yield from _sign_in(connect(answer_timeout_s=PROVIDER_ANSWER_S))
         yield _nodes(head)
         yield _history(head)
         if record is not None:
@@ -188,6 +205,23 @@ def _token(head: Client) -> Finding:
     me = head.me()
     scope = f", restricted to {' '.join(me.scope)}" if me.scope else ""
     return Finding(what="token", level=Severity.OK, says=f"valid for user {me.user}, role {me.role}{scope}")
+
+
+def _sign_in(head: Client) -> Iterator[Finding]:
+    """Check the sign-in provider; nothing without one, and for who may not see it."""
+    try:
+        issuer = head.sign_in().issuer if head.me().role is UserRole.ADMIN else ""
+        if not issuer:
+            return
+        head.check_sign_in()
+    except NotFound:  # a head of an earlier release
+        return
+    except TryLater as error:
+        yield Finding(
+            what="sign-in", level=Severity.WARN, says=f"{error.message}; tokens are valid", mend="phalanx sign-in check"
+        )
+        return
+    yield Finding(what="sign-in", level=Severity.OK, says=f"the provider {issuer} answers")
 
 
 def _history(head: Client) -> Finding:

@@ -18,6 +18,7 @@ from phalanx.cli.cluster.state_folder import (
     home_folder,
     is_alive,
 )
+from phalanx.cli.cluster.systemd_unit import unit_of_process, unit_state
 from phalanx.cli.connection import connect
 from phalanx.core.errors import BadRequest, Conflict, TryLater, Unreachable
 from phalanx.wire.api.head import StopReply
@@ -58,13 +59,17 @@ def down(keep_jobs: bool, cancel_jobs: bool) -> None:
             print("no head runs here (the last one died); next: phalanx up")
             return
         raise
+    unit = unit_of_process(record.pid) if record is not None else ""
     if record is not None and record.url.rstrip("/") == url.rstrip("/"):
         _wait_for_exit(record.pid)
     if reply.relieved:
         print("this head is down; another head leads, and jobs continue; next: phalanx heads")
         return
-    kept = "; running jobs continue, run phalanx up within 10 minutes to reconnect to them"
+    again = f"systemctl start {unit}" if unit else "phalanx up"
+    kept = f"; running jobs continue, run {again} within 10 minutes to reconnect to them"
     print("Phalanx is down" + (kept if keep_jobs else ""))
+    if unit and unit_state(unit)[1] == "enabled":
+        print(f"{unit} starts it again at the next boot; systemctl disable {unit} prevents that")
 
 
 def _stop_standby(record: RecordedHead) -> None:

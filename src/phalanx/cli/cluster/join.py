@@ -18,7 +18,9 @@ import msgspec
 
 from phalanx.cli.cluster.join_command import print_join_command
 from phalanx.cli.cluster.state_folder import find_local_head, home_folder, is_alive
+from phalanx.cli.cluster.systemd_unit import NODE_UNIT, start_unit, system_node_unit, unit_state
 from phalanx.cli.connection import connect
+from phalanx.client.discovery import SYSTEM_NODE_FOLDER
 from phalanx.client.tls import certificate_error, fetch_ca
 from phalanx.client.transport import error_from_reply
 from phalanx.core.errors import BadRequest, Conflict, NotSignedIn, TryLater, Unreachable
@@ -69,6 +71,10 @@ class _Head:
     "--offers", metavar="NAME=N,...", help="What this server offers besides: scratch=2TiB,nic=8; off: nothing."
 )
 @click.option("--foreground", is_flag=True, help="Run in the foreground, for a service manager.")
+@click.option(
+    "--system", is_flag=True, help="Run the node as the system service phalanx-node; jobs run as their owners."
+)
+@click.option("--systemd", is_flag=True, help="Only print the systemd unit of that service.")
 @click.option("--print", "show", is_flag=True, help="On the head: only print the command for the next server.")
 @click.option("--new-token", is_flag=True, help="On the head: the same, and revoke all earlier join tokens.")
 def join(
@@ -80,6 +86,8 @@ def join(
     virtual: int | None,
     offers: str | None,
     foreground: bool,
+    system: bool,
+    systemd: bool,
     show: bool,
     new_token: bool,
 ) -> None:
@@ -87,6 +95,12 @@ def join(
 
     If that head has moved, HEAD is its new address: jobs here continue. Several addresses are tried in turn, now and whenever one is silent.
     """
+    if systemd:
+        print(system_node_unit(python=sys.executable), end="")
+        print(f"next: save it as /etc/systemd/system/{NODE_UNIT}, then phalanx join HEAD --system", file=sys.stderr)
+        return
+    if system:
+        _use_system_folder()
     if show or new_token:
         if head is not None:
             raise BadRequest("--print and --new-token run on the head itself", hint="leave HEAD out")
@@ -116,6 +130,22 @@ def join(
         os.execv(sys.executable, _command(folder))  # noqa: S606  # no shell is wanted
     _start(folder)
     _wait_until_up(where, folder, joined, began_s)
+
+
+def _use_system_folder() -> None:
+    """Use the state folder of the system service.
+
+    Raises:
+        BadRequest: this is not root, or the unit is not installed.
+    """
+    if os.geteuid() != 0:
+        raise BadRequest("--system needs root", hint="sudo phalanx join ... --system")
+    if not unit_state(NODE_UNIT)[0]:
+        raise BadRequest(
+            f"systemd does not know {NODE_UNIT}",
+            hint=f"phalanx join --systemd > /etc/systemd/system/{NODE_UNIT} && systemctl daemon-reload",
+        )
+    os.environ["PHALANX_HOME"] = SYSTEM_NODE_FOLDER
 
 
 def _refuse_beside_head() -> None:
@@ -317,6 +347,11 @@ def _command(folder: str) -> list[str]:
 
 
 def _start(folder: str) -> None:
+    if folder == records.membership_folder(SYSTEM_NODE_FOLDER):
+        why = start_unit(NODE_UNIT)
+        if why:
+            raise TryLater(f"{NODE_UNIT} did not start: {why}", hint=f"journalctl -u {NODE_UNIT}")
+        return
     with open(os.path.join(folder, "keeper.out"), "wb") as out:
         subprocess.Popen(
             _command(folder), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=folder
@@ -369,7 +404,7 @@ def leave(folder: str) -> None:
     pid = records.keeper_pid(folder)
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)  # SIGTERM would leave a supervisor with jobs running
         until = time.monotonic() + STOP_S
         while records.keeper_pid(folder) is not None:
             if time.monotonic() > until:

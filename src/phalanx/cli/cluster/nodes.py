@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.cluster import mig, node_history, power, reservations, spares, topology
+from phalanx.cli.cluster import mig, node_history, node_tests, power, reservations, spares, topology
 from phalanx.cli.command_groups import list_group
 from phalanx.cli.completion import complete_nodes
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import print_error
 from phalanx.cli.impossible_jobs import impossible_lines
 from phalanx.cli.list_output import ListView, list_options, show_list
-from phalanx.cli.option_types import HOSTS
+from phalanx.cli.option_types import DURATION, HOSTS
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
-from phalanx.core.errors import NotFound, PhalanxError, Unreachable
-from phalanx.core.fleet.fitness import FULL_DISK
+from phalanx.core.errors import BadRequest, NotFound, PhalanxError, Unreachable
+from phalanx.core.fleet.fitness import FULL_DISK, HEALTH_CHECK
 from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.fleet.node_pool import COMING_STATES
@@ -70,7 +70,8 @@ def show_(names: str, as_json: bool, watch: bool) -> None:
             raise NotFound(f"no node {missing[0]!r}", hint=f"known nodes: {', '.join(found) or 'none'}")
         chosen = [found[name] for name in wanted]  # type: ignore[index]  # names as typed are ids or absent
         now_s = time.time()
-        lines = lambda screen: [line for node in chosen for line in node_page(node, screen, now_s)]  # noqa: E731
+        tested = {node.id: node_tests.last_test_line(head.node_tests(node.id), now_s) for node in chosen}
+        lines = lambda screen: [line for node in chosen for line in node_page(node, screen, now_s, tested[node.id])]  # noqa: E731
         return ListView(value=chosen, lines=lines, next_command=_next(chosen))
 
     show_list(fetch, as_json=as_json, watch=watch)
@@ -80,17 +81,28 @@ def show_(names: str, as_json: bool, watch: bool) -> None:
 @_NODES
 @click.option("--why", default="", metavar="TEXT", help="Reason, shown in the list of nodes.")
 @click.option("--cordon", is_flag=True, help="Only block new work; running jobs stay.")
-def drain(names: str, why: str, cordon: bool) -> int:
-    """Block new work on nodes, and move their jobs after a checkpoint."""
+@click.option("--at", metavar="MOMENT", default=None, help="Plan it: 22:00, 2h (from now), 2026-12-01T22:00.")
+@click.option("--for", "lasting", metavar="TIME", type=DURATION, default=None, help="The nodes return after this: 4h.")
+def drain(names: str, why: str, cordon: bool, at: str | None, lasting: str | None) -> int:
+    """Block new work on nodes, and move their jobs after a checkpoint; with --at or --for in a maintenance window.
+
+    Until the window, jobs run on the nodes that end before it. Owners of jobs that it will stop are told at once.
+    """
+    if at is not None or lasting is not None:
+        if cordon:
+            raise BadRequest("--cordon has no window", hint="leave out --at and --for, or --cordon")
+        reservations.plan_maintenance(expand_hostlist(names), at=at or "now", lasting=lasting or "", why=why)
+        return 0
     verb = "is cordoned" if cordon else "is draining"
     return _each(names, lambda head, name: _summary(head.drain(name, why, cordon_only=cordon), verb))
 
 
 @nodes.command()
 @_NODES
-def undrain(names: str) -> int:
-    """Make nodes available for work again."""
-    return _each(names, lambda head, name: _summary(head.undrain(name), "is available for work again"))
+@click.option("--planned", is_flag=True, help="Also cancel maintenance windows that have not begun.")
+def undrain(names: str, planned: bool) -> int:
+    """Make nodes available for work again, also before the end of their maintenance."""
+    return _each(names, lambda head, name: _summary(head.undrain(name, planned=planned), "is available for work again"))
 
 
 @nodes.command()
@@ -100,6 +112,7 @@ def forget(names: str) -> int:
     return _each(names, _forget)
 
 
+nodes.add_command(node_tests.test_command)
 nodes.add_command(topology.label)
 nodes.add_command(spares.spares_command)
 nodes.add_command(mig.mig_command)
@@ -233,8 +246,8 @@ def device_mark(device: DeviceView, screen: Terminal) -> str:
     return cells.utilisation_mark(device.utilization, screen)
 
 
-def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
-    """Return the page of one node."""
+def node_page(node: NodeView, screen: Terminal, now_s: float, tested: str = "") -> list[str]:
+    """Return the page of one node. `tested`: a line about its last test."""
     state = cells.state_cell(node_state(node))
     head = f"{screen.paint(f'node {node.id}', 'bold')}: {screen.paint(state.text, state.style)}"
     facts = [
@@ -244,6 +257,7 @@ def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
         *([f"limits on CPUs and memory: {node.limits.value}"] if node.limits is not None else []),
         *([f"offers: {offers}"] if (offers := _offers(node)) else []),
         *([f"why: {why}"] if (why := _why(node, now_s)) else []),
+        *([tested] if tested else []),
         *([f"ports: {', '.join(_nic(nic) for nic in node.nics)}"] if node.nics else []),
         *nvlink_lines(node.devices),
         *mig.mig_lines(node.devices),
@@ -343,6 +357,6 @@ def _next(found: Sequence[NodeView]) -> str:
     cordoned = next((node for node in found if node.cordon is not None), None)
     if cordoned is None or cordoned.cordon is None:
         return "phalanx ps"
-    # Others return a node with a full disk, or one that its engine has out of service.
-    by_others = cordoned.cordon.by in (FULL_DISK, cordoned.engine)
+    # Others return a node with a full disk, one that fails its health check, or one that its engine has out of service.
+    by_others = cordoned.cordon.by in (FULL_DISK, HEALTH_CHECK, cordoned.engine)
     return f"phalanx nodes {'show' if by_others else 'undrain'} {cordoned.id}"

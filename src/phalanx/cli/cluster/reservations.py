@@ -18,6 +18,7 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.hostlist import expand_hostlist, fold_hostlist
+from phalanx.core.ids import JobId, NodeId
 from phalanx.core.units import format_duration
 from phalanx.core.work.begin_time import parse_begin_s
 from phalanx.wire.api.nodes import ReservationView, ReservedView
@@ -77,6 +78,26 @@ def reserve(
     )
 
 
+def plan_maintenance(nodes: Sequence[str], *, at: str, lasting: str, why: str) -> None:
+    """Plan a maintenance window, and print it with the jobs that it will stop. Empty `lasting`: until the nodes are returned."""
+    now_s, head = time.time(), connect()
+    start_s = _start_s(at, now_s, option="--at")
+    name = _name("maintenance", start_s, {one.id for one in head.reservations()})
+    begins_now = at.strip().lower() == "now"
+    made = head.reserve(
+        name, nodes, lasting, start_s=None if begins_now else start_s, maintenance=True, why=why or "maintenance"
+    )
+    print(strip_control(f"maintenance {made.id}: {_summary(made)}"))
+    stops: dict[JobId, list[NodeId]] = {}
+    for node in head.nodes():
+        for one in node.reserved:
+            for job_id in one.stops if one.id == made.id else ():
+                stops.setdefault(job_id, []).append(node.id)
+    for job_id, on in stops.items():
+        print(strip_control(f"  it will stop job {job_id} on {fold_hostlist(sorted(on))}; its owner is told"))
+    print(f"next: phalanx nodes unreserve {made.id} cancels it")
+
+
 @click.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def unreserve(names: Sequence[str]) -> None:
@@ -110,18 +131,19 @@ def reservation_summary(reserved: Sequence[ReservedView], now_s: float) -> str:
     begins = (
         f"until {format_time(first.end_s, now_s)}"
         if first.begun
-        else f"from {format_time(first.start_s, now_s)} for {format_duration(first.end_s - first.start_s)}"
+        else f"from {format_time(first.start_s, now_s)}"
+        + ("" if first.open_ended else f" for {format_duration(first.end_s - first.start_s)}")
     )
     why = f": {first.why}" if first.why else ""
     more = f"; and {len(reserved) - 1} more" if len(reserved) > 1 else ""
     return f"reserved {begins} for {first.holders} ({first.id}){why}{more}"
 
 
-def _start_s(text: str, now_s: float) -> float:
+def _start_s(text: str, now_s: float, option: str = "--start") -> float:
     try:
         return parse_begin_s(with_zone(text, now_s), now_s=now_s)
     except BadRequest as error:
-        raise BadRequest(error.message.replace("begin:", "--start:", 1), hint=error.hint) from None
+        raise BadRequest(error.message.replace("begin:", f"{option}:", 1), hint=error.hint) from None
 
 
 def _lines(found: Sequence[ReservationView], screen: Terminal, now_s: float) -> list[str]:
@@ -148,7 +170,7 @@ def _row(one: ReservationView, now_s: float) -> list[Cell | str]:
         fold_hostlist(sorted(one.nodes)),
         _holders(one),
         format_time(one.start_s, now_s),
-        format_duration(one.end_s - one.start_s),
+        "open" if one.open_ended else format_duration(one.end_s - one.start_s),
         format_duration(max(0.0, one.end_s - now_s)) if one.begun else "",
         one.why,
         one.by,
@@ -157,7 +179,8 @@ def _row(one: ReservationView, now_s: float) -> list[Cell | str]:
 
 def _summary(one: ReservationView) -> str:
     nodes = f"{fold_hostlist(sorted(one.nodes))} ({cells.count(len(one.nodes), 'node')})"
-    lasting = f"from {_moment(one.start_s)} to {_moment(one.end_s)}"
+    until = "until they are returned" if one.open_ended else f"to {_moment(one.end_s)}"
+    lasting = f"from {_moment(one.start_s)} {until}"
     return f"{nodes} reserved for {_holders(one)} {lasting}"
 
 

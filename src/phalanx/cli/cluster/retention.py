@@ -1,4 +1,4 @@
-"""`phalanx clean` and `phalanx retention`: the files of jobs that ended long ago."""
+"""`phalanx clean`, `retention` and `archives`: the files and records of jobs that ended long ago."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from phalanx.cli.terminal import Terminal, strip_control, terminal
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.units import format_bytes, format_duration, parse_duration_s
 from phalanx.core.work.retention import RetainedFiles, check_age
+from phalanx.core.work.share import gpus_text
 
 if TYPE_CHECKING:
     from phalanx.client import Client
-    from phalanx.wire.api.retention import RetentionRun, RetentionView
+    from phalanx.wire.api.retention import ArchivedJobRow, RetentionRun, RetentionView
 
 _KINDS: Final = [kind.value for kind in RetainedFiles]
 _POLL_S: Final = 0.3
@@ -31,6 +32,7 @@ _MEANING: Final = {
     "outputs": "files in PHALANX_OUTPUT_DIR",
     "checkpoints": "all but the newest valid one of a job",
     "uploads": "working directories that no job needs",
+    "records": "of jobs without files, month by month into archives",
 }
 
 
@@ -56,7 +58,11 @@ _PERIOD: Final = GrammarType("TIME", _period)
     help="Time since the end of the job, such as 30d.",
 )
 @click.option(
-    "--only", "kinds", type=click.Choice(_KINDS), multiple=True, help="Only this kind of files; may be repeated."
+    "--only",
+    "kinds",
+    type=click.Choice(_KINDS),
+    multiple=True,
+    help="Only this kind; may be repeated. `records` only if named.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
@@ -64,8 +70,8 @@ _PERIOD: Final = GrammarType("TIME", _period)
 def clean(older_than: str, kinds: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> None:
     """Remove logs, outputs, checkpoints and uploads of jobs that ended long ago; shows them first, and asks.
 
-    The newest valid checkpoint of a job always stays.
-    """  # fmt: skip
+    The newest valid checkpoint of a job always stays. `--only records` moves the records of jobs without files into archives.
+    """
     head, age_s = connect(), _age(older_than)
     asks = not yes and not dry_run
     if not yes or dry_run:
@@ -104,6 +110,9 @@ def retention(head: Client, now_s: float) -> ListView:
     "--checkpoints", type=_PERIOD, help="The same for checkpoints; the newest valid one of a job always stays."
 )
 @click.option("--uploads", type=_PERIOD, help="The same for uploaded working directories that no job needs.")
+@click.option(
+    "--records", type=_PERIOD, help="After this the records of whole months go into archives; not before the files."
+)
 def set_(**given: str | None) -> None:
     """Set after which time files of ended jobs are removed, every hour; `never` keeps them. Kinds that you do not name keep their period."""
     changes = {kind: text for kind, text in given.items() if text is not None}
@@ -117,6 +126,67 @@ def set_(**given: str | None) -> None:
         if period_s is not None:
             periods[kind] = period_s
     print("\n".join(_policy_lines(head.put_retention(periods), terminal(), time.time())))
+
+
+@list_group("Jobs whose records are in archives.")
+def archives(head: Client, _now_s: float) -> ListView:
+    """List the months that have archives."""
+    found = head.archives()
+
+    def lines(screen: Terminal) -> list[str]:
+        if not found.months:
+            return ["no archives: all jobs are in the database"]
+        columns = (Column(title="MONTH"), Column(title="JOBS", right=True), Column(title="SIZE", right=True))
+        rows = [[one.month, f"{one.jobs:,}", format_bytes(one.bytes)] for one in found.months]
+        return [*table(columns, rows, screen), strip_control(f"the files are in {found.folder} on the head")]
+
+    next_command = f"phalanx archives jobs {found.months[-1].month}" if found.months else "phalanx retention"
+    return ListView(value=found, lines=lines, next_command=next_command)
+
+
+@archives.command("jobs")
+@click.argument("month")
+@click.option("--user", metavar="USER", default="", help="Only jobs of this user.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def archived_jobs(month: str, user: str, as_json: bool) -> None:
+    """List the archived jobs that ended in MONTH (UTC), such as 2026-08. `phalanx show JOB` shows one."""
+    head, after = connect(), 0
+    jobs: list[ArchivedJobRow] = []
+    while True:
+        page = head.archived_jobs(month, user=user, after=after)
+        jobs += page.jobs
+        if page.next is None:
+            break
+        after = page.next
+    if as_json:
+        print(to_json(jobs, indent=2))
+        return
+    columns = (
+        Column(title="JOB"),
+        Column(title="NAME", min_width=8, max_width=24),
+        Column(title="USER", min_width=6),
+        Column(title="PROJECT", drop_order=2),
+        Column(title="STATE"),
+        Column(title="GPUS", right=True),
+        Column(title="TRIES", right=True, drop_order=1),
+        Column(title="TOOK", right=True),
+        Column(title="ENDED"),
+    )
+    rows = [
+        [
+            one.id,
+            one.name,
+            one.user,
+            one.project,
+            one.state,
+            gpus_text(one.gpu_milli),
+            str(one.attempts),
+            format_duration(max(0.0, one.ended_s - one.submit_s)),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(one.ended_s)),
+        ]
+        for one in jobs
+    ]
+    print("\n".join(table(columns, rows, terminal()) if jobs else [f"no job of {user} ended in {month}"]))
 
 
 def _run(head: Client, age_s: float, kinds: tuple[str, ...], *, dry_run: bool) -> RetentionRun:
@@ -145,9 +215,14 @@ def _run(head: Client, age_s: float, kinds: tuple[str, ...], *, dry_run: bool) -
 
 
 def _run_lines(run: RetentionRun, screen: Terminal) -> list[str]:
+    kept = (
+        [f"{cells.count(run.kept_records, 'job')} stay: with files, among the newest, or needed by another job"]
+        if run.kept_records
+        else []
+    )
     if not run.removed:
         ages = " or ".join(sorted({format_duration(age_s) for age_s in run.ages_s.values()}))
-        return [f"no files of jobs that ended more than {ages} ago"]
+        return [f"nothing to remove of jobs that ended more than {ages} ago", *kept]
     columns = (
         Column(title="FILES"),
         Column(title="JOBS", right=True),
@@ -168,7 +243,7 @@ def _run_lines(run: RetentionRun, screen: Terminal) -> list[str]:
         )
         rows = [[one.kind, one.name, one.job_name, one.user, format_bytes(one.bytes)] for one in run.largest]
         lines += ["", *table(titles, rows, screen)]
-    return [*lines, f"{words} {total}"]
+    return [*lines, *kept, f"{words} {total}"]
 
 
 def _policy_lines(found: RetentionView, screen: Terminal, now_s: float) -> list[str]:

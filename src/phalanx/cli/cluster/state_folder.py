@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.client.discovery import lock_holder
+from phalanx.client.discovery import lock_holder, state_folder
 from phalanx.client.input_files import read_small_json
 
 
@@ -24,8 +24,8 @@ class RecordedHead:
 
 
 def home_folder() -> str:
-    """Return `PHALANX_HOME`, or ~/.phalanx."""
-    return os.path.abspath(os.environ.get("PHALANX_HOME") or os.path.join(os.path.expanduser("~"), ".phalanx"))
+    """Return `PHALANX_HOME`, or ~/.phalanx, or for root the folder of the system service."""
+    return state_folder()
 
 
 def read_head_file(home: str) -> RecordedHead | None:

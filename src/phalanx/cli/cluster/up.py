@@ -24,7 +24,7 @@ from phalanx.cli.cluster.state_folder import (
     read_head_file,
     shares_files,
 )
-from phalanx.cli.cluster.systemd_unit import systemd_unit
+from phalanx.cli.cluster.systemd_unit import system_head_unit, system_service_of, systemd_unit
 from phalanx.cli.connection import connect, probe_head_id
 from phalanx.cli.errors import warn
 from phalanx.cli.option_types import DURATION
@@ -80,7 +80,7 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--virtual",
     metavar="NxD",
-    help="N virtual nodes of D devices; ranks run on CPUs. Nxh100:D+mig: they stand in for H100s with MIG on.",
+    help="N virtual nodes of D devices; ranks run on CPUs. Nxh100:D+mig: they stand in for H100s with MIG on; none: no node here, servers join.",
 )
 @click.option(
     "--offers",
@@ -99,7 +99,10 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_engine_options
 @click.option("--foreground", is_flag=True, help="Run in the foreground; Ctrl-C stops the head.")
-@click.option("--systemd", is_flag=True, help="Only print a systemd unit.")
+@click.option("--systemd", is_flag=True, help="Only print a systemd unit of this user.")
+@click.option(
+    "--system", is_flag=True, help="With --systemd: print the unit of a head for many users, as account phalanx."
+)
 @click.option(
     "--lease",
     type=float,
@@ -120,22 +123,16 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--preemption/--no-preemption", default=None, help="Whether running jobs are stopped or moved for others."
 )
-def up(foreground: bool, systemd: bool, **given: Any) -> None:
+def up(foreground: bool, systemd: bool, system: bool, **given: Any) -> None:
     """Start a cluster on this machine, with its GPUs, or with virtual devices if it has none. Idempotent."""
     home = home_folder()
     _export_store_url(given.pop("store"))
     arguments = _arguments(given)
     if systemd:
-        if os.environ.get("PHALANX_STORE"):
-            warn(
-                "--store is a secret and not in the unit: run phalanx up --store once, which saves it in the state folder"
-            )
-        print(systemd_unit(python=sys.executable, home=home, arguments=arguments), end="")
-        print(
-            "next: save it as ~/.config/systemd/user/phalanx.service, then systemctl --user enable --now phalanx",
-            file=sys.stderr,
-        )
+        _print_unit(home, arguments, system=system)
         return
+    if system:
+        raise BadRequest("--system only works together with --systemd", hint="phalanx up --systemd --system")
     url = _running(home)
     if url is not None:
         if arguments:
@@ -143,6 +140,8 @@ def up(foreground: bool, systemd: bool, **given: Any) -> None:
         _print_summary(connect(), url, "is up already")
         return
     _refuse_if_joined(home)
+    if unit := system_service_of(home):
+        raise Conflict(f"{home} belongs to the service {unit}", hint=f"systemctl start {unit}")
     if foreground:
         print("the head runs in the foreground; Ctrl-C stops it", file=sys.stderr, flush=True)
         os.environ["PHALANX_HOME"] = home
@@ -154,6 +153,23 @@ def up(foreground: bool, systemd: bool, **given: Any) -> None:
     _wait_for_nodes(head, own_node_names(home), engine_type(given["engine"] or DEFAULT_ENGINE).nodes_start_s)
     _print_summary(head, url, "is up")
     _warn_members(head, listened, str(read_cluster_file(home).get("listen") or ""))
+
+
+def _print_unit(home: str, arguments: list[str], *, system: bool) -> None:
+    """Print a unit on stdout, and what to do with it on stderr."""
+    if os.environ.get("PHALANX_STORE"):
+        where = "write PHALANX_STORE=URL into /etc/phalanx/head.env (mode 0600)"
+        saved = "run phalanx up --store once, which saves it in the state folder"
+        warn(f"--store is a secret and not in the unit: {where if system else saved}")
+    if system:
+        print(system_head_unit(python=sys.executable, arguments=arguments), end="")
+        path, control = "/etc/systemd/system/phalanx-head.service", "systemctl"
+        account = "useradd --system --home-dir /var/lib/phalanx --shell /usr/sbin/nologin phalanx, then "
+    else:
+        print(systemd_unit(python=sys.executable, home=home, arguments=arguments), end="")
+        path, control, account = "~/.config/systemd/user/phalanx.service", "systemctl --user", ""
+    name = os.path.basename(path).removesuffix(".service")
+    print(f"next: save it as {path}, then {account}{control} enable --now {name}", file=sys.stderr)
 
 
 def _warn_members(head: Client, before: str, now: str) -> None:
@@ -350,6 +366,8 @@ def _wait_for_membership(head: Client, home: str) -> None:
 
 def _wait_for_nodes(head: Client, names: set[str], limit_s: float = _NODES_S) -> None:
     """Wait until the nodes that this head starts have registered. Other known nodes may never return."""
+    if not names and read_cluster_file(home_folder()).get("virtual") == "none":
+        return
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         nodes = head.nodes()

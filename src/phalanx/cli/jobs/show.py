@@ -93,7 +93,7 @@ def _shown(head: Client, job_id: str, *, whole_history: bool) -> ListView:
     detail = head.job(job_id)
     if detail.job.states:
         return array_view(detail.job)
-    usage = head.job_usage(job_id) if detail.attempts else None
+    usage = head.job_usage(job_id) if detail.attempts and not detail.archived else None
     value = _Job(
         job=detail.job,
         attempts=detail.attempts,
@@ -106,7 +106,10 @@ def _shown(head: Client, job_id: str, *, whole_history: bool) -> ListView:
         lines=lambda screen: job_page(
             value, screen, now_s, whole_history=whole_history, advice=() if usage is None else usage.advice
         ),
-        next_command=_next(detail.job, has_files=_has_files(head, detail.job)),
+        notes=(f"archived with the jobs of {detail.archived}; its files are gone",) if detail.archived else (),
+        next_command="phalanx archives"
+        if detail.archived
+        else _next(detail.job, has_files=_has_files(head, detail.job)),
     )
 
 

@@ -22,6 +22,7 @@ from phalanx.cli.jobs.job_follower import StatusLine
 from phalanx.cli.plan.calibration_nodes import CalibrationNodes, gpu_of
 from phalanx.cli.terminal import strip_control, terminal
 from phalanx.core.errors import PhalanxError, TooLarge
+from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.work.job import JobState
 from phalanx.planner.calibration.profile import Profile
 from phalanx.planner.calibration.record_codec import decode_record
@@ -50,18 +51,38 @@ class CalibrationFailed(PhalanxError):
 
 
 def build_calibration_job(
-    chosen: CalibrationNodes, *, reservation: str, quick: bool, python: str, here: bool, links: bool = False
+    chosen: CalibrationNodes,
+    *,
+    reservation: str,
+    quick: bool,
+    python: str,
+    here: bool,
+    links: bool = False,
+    parts: bool = False,
 ) -> dict[str, Any]:
-    """Build the job. `here`: nodes share this machine's files, so use this Python; `links`: measure only pairs of nodes."""
+    """Build the job.
+
+    `here`: nodes share this machine's files, so use this Python; `links`: measure only pairs of nodes; `parts`: test these nodes, without storage
+    and trainings.
+    """
     interpreter = python or (sys.executable if here else "python")
     return {
-        "name": "measure-links" if links else "calibrate",
+        "name": "measure-links" if links else "test-nodes" if parts else "calibrate",
         # -P: a module in the working directory must not shadow torch
-        "run": [interpreter, "-P", "-m", "phalanx.torch.calibrate", *["--quick"] * quick, *["--links"] * links],
+        "run": [
+            interpreter,
+            "-P",
+            "-m",
+            "phalanx.torch.calibrate",
+            *["--quick"] * quick,
+            *["--links"] * links,
+            *["--parts"] * parts,
+        ],
         "gpus": f"{len(chosen.nodes)}x{1 if links else chosen.devices}",
         "workdir": "/",
         "time": "10m" if quick else "30m",
         **({"reservation": reservation} if reservation else {}),
+        **({"nodelist": fold_hostlist(chosen.names)} if parts else {}),
     }
 
 
@@ -80,7 +101,14 @@ def reserve_nodes(head: Client, chosen: CalibrationNodes, *, only: bool, name: s
 
 
 def run_calibration(
-    head: Client, chosen: CalibrationNodes, *, reservation: str, quick: bool, python: str, links: bool = False
+    head: Client,
+    chosen: CalibrationNodes,
+    *,
+    reservation: str,
+    quick: bool,
+    python: str,
+    links: bool = False,
+    parts: bool = False,
 ) -> Profile:
     """Run the job to its end and return its profile.
 
@@ -89,7 +117,13 @@ def run_calibration(
         KeyboardInterrupt: on Ctrl-C, after cancelling the job.
     """
     job = build_calibration_job(
-        chosen, reservation=reservation, quick=quick, python=python, here=shares_file_system(head), links=links
+        chosen,
+        reservation=reservation,
+        quick=quick,
+        python=python,
+        here=shares_file_system(head),
+        links=links,
+        parts=parts,
     )
     job_id = head.submit(job).id
     each = "" if links else f" x {chosen.devices}"

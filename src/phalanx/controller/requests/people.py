@@ -12,6 +12,7 @@ from typing import Final
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.access.audit import join_names
+from phalanx.core.access.membership import administers
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted, NotSignedIn
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import TokenId, UserId
@@ -24,15 +25,17 @@ from phalanx.core.state.events import (
     RecordTokenUse,
     RevokeToken,
 )
-from phalanx.core.state.records import PROJECTS, TOKENS, USERS
+from phalanx.core.state.records import PROJECTS, SIGN_IN, TOKENS, USERS
 from phalanx.core.work.queue import Project
-from phalanx.core.work.users import Action, Token, User, UserRole
+from phalanx.core.work.sign_in import PROVIDER
+from phalanx.core.work.users import Action, Identity, Token, User, UserRole
 
 handlers: Final = RequestHandlers()
 
 
 def _describe_user(user: User) -> str:
-    return f"user {user.id} role {user.role}{' disabled' if user.disabled else ''}"
+    linked = "" if user.identity is None else f" of {user.identity.issuer}"
+    return f"user {user.id} role {user.role}{' disabled' if user.disabled else ''}{linked}"
 
 
 def _describe_project(project: Project) -> str:
@@ -58,7 +61,7 @@ def put_user(context: StepContext, request: PutUser) -> User:
     user = request.user
     before = context.world.table(USERS).get(user.id)
     others = (one for one in context.world.table(USERS).values() if one.id != user.id)
-    if before is not None and _administers(before) and not _administers(user) and not any(map(_administers, others)):
+    if before is not None and before.stays_admin and not user.stays_admin and not any(o.stays_admin for o in others):
         raise Conflict(f"{user.id} is the last admin", hint=Hint(HintCode.MAKE_ADMIN))
     context.change.put(user)
     return user
@@ -76,16 +79,38 @@ def change_user(context: StepContext, request: ChangeUser) -> User:
 
     Raises:
         NotPermitted: the caller is no longer an admin.
-        Conflict: no admin would remain.
+        Conflict: no admin would remain; or the role follows from groups at the sign-in provider.
+        BadRequest: this head has no such provider.
     """
     if request.by is not None:
         _check_admin(context, request.by)
     known = context.world.table(USERS).get(request.user_id)
     if known is None:
         known = User(id=request.user_id, role=UserRole.USER, created_s=context.now.wall_s)
+    identity = _changed_identity(context, known, linked=request.linked)
     role = known.role if request.role is None else request.role
+    if role != known.role and identity is not None and identity.subject:
+        raise Conflict(
+            f"the role of {known.id} follows from groups at {identity.issuer}", hint=Hint(HintCode.MAP_GROUPS)
+        )
     disabled = known.disabled if request.disabled is None else request.disabled
-    return put_user(context, PutUser(user=replace(known, role=role, disabled=disabled)))
+    return put_user(context, PutUser(user=replace(known, role=role, disabled=disabled, identity=identity)))
+
+
+def _changed_identity(context: StepContext, user: User, *, linked: bool | None) -> Identity | None:
+    """Return the user's identity after a change: until the first sign-in a linked user keeps role and access.
+
+    Raises:
+        BadRequest: this head has no sign-in provider.
+    """
+    if linked is None or linked == (user.identity is not None):
+        return user.identity
+    if not linked:
+        return None
+    settings = context.world.table(SIGN_IN).get(PROVIDER)
+    if settings is None:
+        raise BadRequest("this head has no sign-in provider", hint=Hint(HintCode.SET_SIGN_IN))
+    return Identity(issuer=settings.issuer, subject="", confirmed_s=0.0, lapses_s=None)
 
 
 @handlers.add(PutProject, None, audit=lambda request, _: _describe_project(request.project))
@@ -117,7 +142,7 @@ def change_project(context: StepContext, request: ChangeProject) -> Project:
     if request.as_admin:
         _check_admin(context, request.by)
     else:
-        _check_project_admin(known, request)
+        _check_project_admin(context, known, request)
     project = known or Project(id=request.project_id, created_s=context.now.wall_s)
     project = replace(
         project,
@@ -126,6 +151,8 @@ def change_project(context: StepContext, request: ChangeProject) -> Project:
     )
     if request.without_budget or request.budget not in (None, project.budget):
         project = replace(project, budget=request.budget, budget_warned=None)
+    if request.outputs_bytes is not None:
+        project = replace(project, outputs_bytes=request.outputs_bytes)
     context.change.put(project)
     return project
 
@@ -144,8 +171,8 @@ def put_token(context: StepContext, request: PutToken) -> Token:
         if not maker.is_valid(context.now.wall_s):
             raise NotSignedIn(f"token {maker.id} is expired or revoked", hint=Hint(HintCode.ADD_TOKEN))
         user = context.world.table(USERS).get(maker.user)
-        if user is not None and user.disabled:
-            raise NotSignedIn(f"user {user.id} is disabled", hint="ask an admin")
+        if user is not None and (why := user.refusal(context.now.wall_s)):
+            raise NotSignedIn(why, hint="ask an admin")
         if token.user != maker.user:
             _check_admin(context, maker.user)
     context.change.put(token)
@@ -185,18 +212,14 @@ def record_token_use(context: StepContext, request: RecordTokenUse) -> None:
             context.change.put(replace(token, used_s=used_s))
 
 
-def _administers(user: User) -> bool:
-    return user.role is UserRole.ADMIN and not user.disabled
-
-
 def _check_admin(context: StepContext, user_id: UserId) -> None:
     user = context.world.table(USERS).get(user_id)
-    if user is None or not _administers(user):
+    if user is None or user.role is not UserRole.ADMIN or user.refusal(context.now.wall_s):
         raise NotPermitted(f"{user_id} is not an admin", hint="ask an admin")
 
 
-def _check_project_admin(project: Project | None, request: ChangeProject) -> None:
-    if project is None or request.by not in project.admins:
+def _check_project_admin(context: StepContext, project: Project | None, request: ChangeProject) -> None:
+    if project is None or not administers(project, request.by, context.world.table(USERS).get(request.by)):
         raise NotPermitted(
             f"{request.by} is not an admin of project {request.project_id}",
             hint="ask an admin of the project or of the head",
@@ -208,6 +231,11 @@ def _check_project_admin(project: Project | None, request: ChangeProject) -> Non
     if request.without_budget or request.budget is not None:
         raise NotPermitted(
             f"{request.by} may not change the budget of project {project.id}", hint="ask an admin of the head"
+        )
+    if request.outputs_bytes is not None:
+        raise NotPermitted(
+            f"{request.by} may not change the space for outputs of project {project.id}",
+            hint="ask an admin of the head",
         )
     if request.members is not None and not request.members and project.members:
         raise BadRequest(

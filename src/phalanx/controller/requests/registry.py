@@ -20,6 +20,7 @@ from phalanx.controller.requests import (
     reservations,
     retention,
     services,
+    sign_in,
     submits,
 )
 from phalanx.controller.requests.request_handlers import RequestHandler
@@ -39,6 +40,7 @@ _MODULES: Final = (
     queues,
     reservations,
     retention,
+    sign_in,
     channels,
     fleet_requests,
     services,

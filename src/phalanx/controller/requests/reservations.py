@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.controller import reservation_windows
+from phalanx.controller.maintenance_notices import announce_reservation
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.access.audit import join_names
@@ -54,7 +55,9 @@ def put(context: StepContext, request: PutReservation) -> Reservation:
     _check_names(context, wanted)
     _check_clash(context, wanted)
     context.change.put(wanted)
-    context.add_history("reserved", _summary(wanted, context.now.wall_s), by=wanted.by)
+    stops = announce_reservation(context, wanted)
+    text = "; ".join(filter(None, [_summary(wanted, context.now.wall_s), stops]))
+    context.add_history("maintenance_planned" if wanted.maintenance else "reserved", text, by=wanted.by)
     return wanted
 
 
@@ -140,7 +143,9 @@ def _check_clash(context: StepContext, wanted: Reservation) -> None:
 def _summary(reservation: Reservation, now_s: float) -> str:
     """The reservation in one line, with relative times: the head does not know its readers' time zones."""
     ahead_s = reservation.start_s - now_s
-    lasting = f"for {format_duration(reservation.end_s - reservation.start_s)}"
+    lasting = (
+        "open-ended" if reservation.open_ended else f"for {format_duration(reservation.end_s - reservation.start_s)}"
+    )
     if reservation.begun:
         lasts = f"for another {format_duration(reservation.end_s - now_s)}"
     else:

@@ -6,8 +6,10 @@ from typing import Final
 
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
-from phalanx.core.state.events import PutRetention, RecordRemovedFiles
+from phalanx.core.errors import Conflict
+from phalanx.core.state.events import PutRetention, RecordRemovedFiles, RemoveArchivedJobs
 from phalanx.core.state.history import HistoryLine
+from phalanx.core.state.records import IDEMPOTENCY
 from phalanx.core.units import format_duration
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
 from phalanx.core.work.users import Action
@@ -19,6 +21,7 @@ _SUBJECTS: Final = {
     RetainedFiles.OUTPUTS: "output files",
     RetainedFiles.CHECKPOINTS: "checkpoints before the newest",
     RetainedFiles.UPLOADS: "uploaded working directory",
+    RetainedFiles.RECORDS: "records",
 }
 
 
@@ -40,6 +43,27 @@ def record_removed_files(context: StepContext, request: RecordRemovedFiles) -> N
             facts={"files": kind.value},
         )  # fmt: skip
         context.change.add_history(line)
+
+
+@handlers.add(
+    RemoveArchivedJobs, None, audit=lambda request, _: f"{len(request.jobs)} jobs into the archive {request.archive}"
+)
+def remove_archived_jobs(context: StepContext, request: RemoveArchivedJobs) -> None:
+    """Remove jobs that the world no longer holds.
+
+    Raises:
+        Conflict: it holds one of them, or one has the newest submit number, which must not be assigned again.
+    """
+    held = next((job_id for job_id in request.jobs if job_id in context.world.jobs), None)
+    if held is not None or request.newest_seq >= context.world.next_job_seq - 1:
+        raise Conflict(f"job {held or request.jobs[-1]} is too new for the archive", hint="nothing was removed")
+    archived = frozenset(request.jobs)
+    for key in [key for key, one in context.world.table(IDEMPOTENCY).items() if one.job_id in archived]:
+        context.change.remove(IDEMPOTENCY, key)
+    context.change.archive_jobs(request.jobs)
+    context.add_history(
+        "archived", f"{len(request.jobs)} jobs are moved into the archive {request.archive}", by=request.by
+    )
 
 
 def describe_policy(policy: RetentionPolicy) -> str:

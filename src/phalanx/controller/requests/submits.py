@@ -11,6 +11,7 @@ from phalanx.controller.requests.licences import with_known_licences
 from phalanx.controller.requests.mig_checks import checked_slices
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
+from phalanx.core.access.membership import belongs, is_open
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
@@ -19,7 +20,7 @@ from phalanx.core.lifecycle.dependencies import JobStates
 from phalanx.core.scheduling.feasibility import feasibility_request
 from phalanx.core.state.events import SubmitJob
 from phalanx.core.state.history import HistoryLine
-from phalanx.core.state.records import IDEMPOTENCY, PROJECTS, USERS, Idempotency
+from phalanx.core.state.records import IDEMPOTENCY, PROJECTS, SIGN_IN, USERS, Idempotency
 from phalanx.core.work.array import format_indices, parse_array
 from phalanx.core.work.dependency import (
     ArrayPosition,
@@ -30,6 +31,7 @@ from phalanx.core.work.dependency import (
 from phalanx.core.work.job import Job
 from phalanx.core.work.launchers import find_launcher, single_node_launcher
 from phalanx.core.work.service_terms import ReplicaPosition
+from phalanx.core.work.sign_in import PROVIDER
 from phalanx.core.work.spec import JobSpec, LaunchMode
 from phalanx.core.work.topology_constraint import fixed_to_one_node
 from phalanx.core.work.users import Action, User, UserRole
@@ -192,8 +194,9 @@ def _check_project(context: StepContext, request: SubmitJob) -> None:
     if project is None:
         raise NotFound(f"no project {request.project!r}", hint=f"there are: {', '.join(sorted(projects))}")
     user = context.world.table(USERS).get(request.user) or User(id=request.user, role=UserRole.USER)
-    member = not project.members or request.user in project.members or request.user in project.admins
-    if not member and user.role not in (UserRole.OPERATOR, UserRole.ADMIN):
+    settings = context.world.table(SIGN_IN).get(PROVIDER)
+    may_submit = is_open(project, settings) or belongs(project, user.id, user)
+    if not may_submit and user.role not in (UserRole.OPERATOR, UserRole.ADMIN):
         raise NotPermitted(
             f"{request.user} is not a member of project {project.id}", hint="ask one of its admins to add you"
         )

@@ -69,7 +69,9 @@ class ActivityWindow:
         level = level_of(sum(value for _, value in samples) / len(samples))
         begins = not self._began and sum(value >= IDLE_BELOW for _, value in samples) >= WINDOW_SAMPLES
         self._began = self._began or begins
-        if first or level is not self._level or begins:
+        if first:  # also the first after a restart, whose level says nothing about this one
+            self._since_ms = at_ms if self._before_ms is None else self._before_ms
+        elif level is not self._level or begins:
             self._since_ms = self._run_start_ms(level, up=begins or level > self._level)
         elif empty is not self._empty:
             self._since_ms = samples[-2][0]

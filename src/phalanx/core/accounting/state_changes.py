@@ -45,7 +45,7 @@ def state_begin(
     if before is None or state == before:
         return StateBegin()
     both = {before.state, state.state}
-    if steps is not None and both <= _MAKING_STEPS and both & _WAITS:
+    if steps is not None and not steps.announced and both <= _MAKING_STEPS and both & _WAITS:
         return StateBegin(arrived_ms - int(steps.share_s * 1000), _MAKING_STEPS)
     following = _FOLLOWING if steps is None else _FOLLOWING_BY_STEPS
     if activity is not None and state.state in following.get(before.state, ()):

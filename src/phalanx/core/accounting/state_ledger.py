@@ -121,6 +121,22 @@ class StateLedger:
         part = self._nodes[node_id].devices[index].get(key)
         return None if part is None else part.state
 
+    def part_states(self, node_id: NodeId) -> Iterator[tuple[int, str, PartState]]:
+        """The states of a node's parts now: device, key of the part, state."""
+        node = self._nodes.get(node_id)
+        for index, parts in (node.devices if node is not None else {}).items():
+            for key, part in parts.items():
+                yield index, key, part.state
+
+    def state_totals(self) -> dict[UsageState, int]:
+        """The thousandths of devices in each state now."""
+        found: dict[UsageState, int] = {}
+        for node in self._nodes.values():
+            for parts in node.devices.values():
+                for part in parts.values():
+                    found[part.state.state] = found.get(part.state.state, 0) + part.milli
+        return found
+
     def parts(self, node_id: NodeId) -> Iterator[tuple[int, str, Part]]:
         """The parts of a node now: device, key of the part, part with the beginning of its state."""
         node = self._nodes.get(node_id)

@@ -16,12 +16,16 @@ from phalanx.core.ids import NodeId
 
 PREFLIGHT: Final = "preflight"
 RECOVERY: Final = "recovery"
-"""Authors of automatic cordons: before a gang started, or after one failed on the node. Manual cordons carry the operator's name."""
+OPERATOR_HOOK: Final = "hook"
+HEALTH_CHECK: Final = "health-check"
+NODE_TEST: Final = "node-test"
+"""Authors of automatic cordons: before a gang started; after one failed on the node; by a prolog or epilog of the node's operator; by a health check
+of the operator, whose cordon ends when the check passes; by a test of the node. Manual cordons carry the operator's name."""
 FULL_DISK: Final = "full-disk"
 """Author of the cordons of nodes without room on their disk. They end by themselves, and are not limited: free space is measured, not inferred."""
 DISK_FREE_BYTES: Final = 64 << 20
 """Free space needed on the disk of the node's folder: for a hostfile, lease pages, and minutes of output while the head is unreachable."""
-AUTOMATIC_CORDON_AUTHORS: Final = (PREFLIGHT, RECOVERY)
+AUTOMATIC_CORDON_AUTHORS: Final = (PREFLIGHT, RECOVERY, OPERATOR_HOOK, HEALTH_CHECK, NODE_TEST)
 AUTOMATIC_CORDON_SHARE_MAX: Final = 0.4
 """Largest share of the nodes that are up that may be cordoned automatically: past it, the test is likelier wrong than the fleet.
 Source: `maxUnhealthy: 40%`, rounded down, past which Kubernetes' MachineHealthCheck repairs no further node (Cluster API book,

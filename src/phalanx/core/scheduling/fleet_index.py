@@ -32,7 +32,7 @@ from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.mig_request import profile_milli
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.share import MIG_GROUP, MILLI_PER_DEVICE, DeviceShare, GrantedSlice, ShareKind
-from phalanx.core.work.spec import Role, TopologyConstraint
+from phalanx.core.work.spec import JobSpec, Role, TopologyConstraint
 
 _NO_SHARE: Final = -1
 NO_LICENCES: Final[Mapping[str, int]] = {}
@@ -120,6 +120,11 @@ class FleetIndex:
             for number in self.numbers_of_node.get(node_id, ()):
                 found |= 1 << number
         return found
+
+    def left_out_by(self, spec: JobSpec) -> int:
+        """The nodes that a job's own lists of nodes leave out, as a bitset."""
+        unlisted = ((1 << len(self.nodes)) - 1) & ~self.bitset_of(spec.nodelist) if spec.nodelist else 0
+        return unlisted | self.bitset_of(spec.exclude)
 
     def needs(self, shapes: Iterable[Shape], topology: TopologyConstraint, project: str = "") -> tuple[Need, ...]:
         """The shapes as needs, in order of preference. Empty: no node has such devices, or the fleet lacks a required level.

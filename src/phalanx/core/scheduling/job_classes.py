@@ -90,9 +90,7 @@ class JobClassRegistry:
             asker = reservation_query_of(job)
             excluded = fit.bitset_of(calendar.closed_nodes(asker, wall_s).closed_in(fit.numbers_of_node))
             until_s = calendar.valid_until_s(asker, wall_s)
-        if job.spec.nodelist:
-            excluded |= ((1 << len(fit.nodes)) - 1) & ~fit.bitset_of(job.spec.nodelist)
-        excluded |= fit.bitset_of(job.spec.exclude)
+        excluded |= fit.left_out_by(job.spec)
         throttle = None
         if job.array is not None and job.array.running_max is not None:
             throttle = self._throttles.setdefault(job.array.array_id, ArrayThrottle(running_max=job.array.running_max))

@@ -10,6 +10,7 @@ from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import NodePool
+from phalanx.core.fleet.node_tests import NodeTest
 from phalanx.core.ids import (
     JobId,
     NodeId,
@@ -31,8 +32,9 @@ from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
 from phalanx.core.work.service import Service
+from phalanx.core.work.sign_in import SignInSettings
 from phalanx.core.work.spec import JobSpec
-from phalanx.core.work.users import Token, User, UserRole
+from phalanx.core.work.users import Identity, Token, User, UserRole
 
 A_co = TypeVar("A_co", covariant=True)
 
@@ -159,10 +161,11 @@ class CordonNode(Request[Node]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncordonNode(Request[Node]):
-    """Undo a cordon or drain. Idempotent."""
+    """Undo a cordon or drain, and end the maintenance of the node; with `planned` also cancel later windows. Idempotent."""
 
     node_id: NodeId
     by: UserId
+    planned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,11 +219,17 @@ class PutUser(Request[User]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeUser(Request[User]):
-    """Add a user with role `user`, or change one; None leaves a field. `by`: the calling admin; None for the head itself."""
+    """Add a user with role `user`, or change one; None leaves a field.
+
+    Attributes:
+        linked: the user signs in at the provider: the first person of that name there becomes this user. False: no longer.
+        by: the calling admin; None for the head itself.
+    """
 
     user_id: UserId
     role: UserRole | None = None
     disabled: bool | None = None
+    linked: bool | None = None
     by: UserId | None = None
 
 
@@ -231,6 +240,7 @@ class ChangeProject(Request[Project]):
     Attributes:
         as_admin: the caller is an admin of the head, not only of this project.
         without_budget: the project has no budget any more.
+        outputs_bytes: the limit on its outputs; 0 for none.
     """
 
     project_id: ProjectId
@@ -240,6 +250,7 @@ class ChangeProject(Request[Project]):
     admins: frozenset[UserId] | None = None
     budget: MonthlyBudget | None = None
     without_budget: bool = False
+    outputs_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,6 +347,15 @@ class PutCalibration(Request[None]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PutNodeTests(Request[None]):
+    """Store tests by node, and cordon each node that failed; with `drain` False only store them. Idempotent by job."""
+
+    tests: dict[NodeId, NodeTest]
+    drain: bool
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PutFailureRules(Request[None]):
     """Replace the operators' failure rules; an empty list removes them."""
 
@@ -355,6 +375,21 @@ class RecordRemovedFiles(Request[None]):
 
     jobs: Sequence[tuple[JobId, RetainedFiles]]
     why: str
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveArchivedJobs(Request[None]):
+    """Remove the records of jobs that ended long ago. Sent when an archive has them.
+
+    Attributes:
+        newest_seq: the greatest submit number among them.
+        archive: its name.
+    """
+
+    jobs: Sequence[JobId]
+    newest_seq: int
+    archive: str
     by: UserId
 
 
@@ -393,6 +428,43 @@ class RevokeToken(Request[Token]):
 
     token_id: TokenId
     with_derived: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutSignIn(Request[None]):
+    """Replace the settings of the sign-in at a provider."""
+
+    settings: SignInSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveSignIn(Request[None]):
+    """Remove the provider: who signed in there loses access."""
+
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignInUser(Request[User]):
+    """A person has signed in at the provider: add or update the user.
+
+    The answer may have another name, if the provider renamed the person. `settings_at_s`: of the settings by which role and projects follow.
+    """
+
+    user_id: UserId
+    role: UserRole
+    identity: Identity
+    settings_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateIdentity(Request[None]):
+    """The provider was asked again about a user. Sent by the head itself. `role` is None if access has ended; `settings_at_s` as above."""
+
+    user_id: UserId
+    role: UserRole | None
+    identity: Identity
+    settings_at_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

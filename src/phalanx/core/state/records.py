@@ -11,6 +11,7 @@ from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import NodePool, PoolNode
+from phalanx.core.fleet.node_tests import NodeTestHistory
 from phalanx.core.ids import (
     Epoch,
     JobId,
@@ -33,6 +34,7 @@ from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetentionPolicy
 from phalanx.core.work.service import Revision, Service
+from phalanx.core.work.sign_in import SignInSettings
 from phalanx.core.work.usage_hour import UsageHour, UsageMark
 from phalanx.core.work.users import Token, User
 
@@ -120,6 +122,7 @@ CALIBRATIONS: Final = RecordKind[str, FleetDocument]("calibration", FleetDocumen
 FAILURE_RULES: Final = RecordKind[str, FailureRules]("failure rules", FailureRules, "failure_rules", 1)
 NODES: Final = RecordKind[NodeId, Node]("node", Node, "nodes", 1, columns=(RecordColumn("id"), RecordColumn("state")))
 NODE_POOLS: Final = RecordKind[PoolId, NodePool]("node pool", NodePool, "node_pools", 1)
+NODE_TESTS: Final = RecordKind[NodeId, NodeTestHistory]("tests of a node", NodeTestHistory, "node_tests", 8)
 POOL_NODES: Final = RecordKind[NodeId, PoolNode]("pooled node", PoolNode, "pool_nodes", 1)
 USAGE_HOURS: Final = RecordKind[str, UsageHour]("usage of an hour", UsageHour, "usage_hours", 4, in_world=False)
 USAGE_MARKS: Final = RecordKind[str, UsageMark]("end of the counted usage", UsageMark, "usage_marks", 4)
@@ -140,6 +143,7 @@ CHANNEL_MARKS: Final = RecordKind[str, ChannelMark](
     "position of a notification channel", ChannelMark, "channel_marks", 5
 )
 RETENTION: Final = RecordKind[str, RetentionPolicy]("retention policy", RetentionPolicy, "retention", 5)
+SIGN_IN: Final = RecordKind[str, SignInSettings]("sign-in settings", SignInSettings, "sign_in", 7)
 JOBS: Final = RecordKind[JobId, Job](
     "job",
     Job,
@@ -200,8 +204,10 @@ Record = (
     | Node
     | NodePool
     | PoolNode
+    | NodeTestHistory
     | Licence
     | RetentionPolicy
+    | SignInSettings
     | Channel
     | ChannelMark
     | PriceList
@@ -227,8 +233,10 @@ RECORDS: Final[tuple[RecordKind[Any, Any], ...]] = (
     NODES,
     NODE_POOLS,
     POOL_NODES,
+    NODE_TESTS,
     LICENCES,
     RETENTION,
+    SIGN_IN,
     CHANNELS,
     CHANNEL_MARKS,
     PRICE_LISTS,

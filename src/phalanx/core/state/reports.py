@@ -298,6 +298,19 @@ class PowerLimited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHealthReported:
+    """A program of the node's operator failed, and `why`; empty if all health checks pass (again).
+
+    Attributes:
+        checked: by a health check, whose cordon ends when the check passes; False: by a prolog or an epilog.
+    """
+
+    node_id: NodeId
+    why: str
+    checked: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UsageCounted:
     """The ledger of states has counted up to `mark`: replaces these hours, and the measured use of these attempts."""
 
@@ -364,5 +377,6 @@ Report = (
     | UsageCounted
     | IdleJobsObserved
     | PowerLimited
+    | NodeHealthReported
     | BudgetReached
 )

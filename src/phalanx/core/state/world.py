@@ -6,7 +6,7 @@ change is undone: nothing is acknowledged that is not durable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -143,7 +143,8 @@ class WorldChange:
     """All changes of one step, in order. The store checks `epochs` again against its own rows.
 
     Attributes:
-        removed: kinds and keys of removed records. A store applies removals last.
+        removed: kinds and keys of removed records. A store applies removals after records.
+        archived: ended jobs that leave the store with all their records.
     """
 
     world: World
@@ -151,6 +152,7 @@ class WorldChange:
     removed: dict[tuple[RecordKind[Any, Any], Any], None] = field(default_factory=dict)
     history: list[HistoryLine] = field(default_factory=list)
     epochs: dict[JobId, Epoch] = field(default_factory=dict)
+    archived: list[JobId] = field(default_factory=list)
     _undo: list[tuple[dict[Any, Any], Any, Any]] = field(default_factory=list)  # table, key, previous value
     _reservations: Mapping[ReservationId, Reservation] | None = None  # before the step
     _job_seqs: int = 0
@@ -158,7 +160,7 @@ class WorldChange:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to commit."""
-        return not self.records and not self.history and not self.removed
+        return not self.records and not self.history and not self.removed and not self.archived
 
     def add_history(self, line: HistoryLine) -> None:
         """Add a history line and assign its seq."""
@@ -208,6 +210,11 @@ class WorldChange:
         self._add_removed(QUEUES, queue_id)
         self.remove(QUEUE_USAGE, queue_id)
 
+    def archive_jobs(self, job_ids: Iterable[JobId]) -> None:
+        """Remove jobs that the world no longer holds from the store, with all their records."""
+        self.archived += job_ids
+        self.world.version += 1
+
     def _add_removed(self, kind: RecordKind[K, V], key: K) -> None:
         self.removed[kind, key] = None
         self.world.version += 1
@@ -238,6 +245,7 @@ class WorldChange:
         self.history.clear()
         self.removed.clear()
         self.epochs.clear()
+        self.archived.clear()
         self._undo.clear()
         self._job_seqs = 0
 

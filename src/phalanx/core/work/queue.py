@@ -112,7 +112,12 @@ class QueueUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """An accounting group. Only members (and operators) submit for it. `budget_warned`: the last warning about its budget."""
+    """An accounting group. Only members (and operators) submit for it.
+
+    Attributes:
+        budget_warned: the last warning about its budget.
+        outputs_bytes: what nodes may store at the head of the outputs of its jobs; 0 for no limit.
+    """
 
     id: ProjectId
     members: frozenset[UserId] = frozenset()
@@ -120,6 +125,7 @@ class Project:
     created_s: float = 0.0
     budget: MonthlyBudget | None = None
     budget_warned: BudgetWarning | None = None
+    outputs_bytes: int = 0
 
 
 def idle_policy(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> IdlePolicy | None:

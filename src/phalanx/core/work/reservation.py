@@ -8,6 +8,7 @@ from typing import Final
 from phalanx.core.ids import NodeId, QueueId, ReservationId, UserId
 
 NO_USER: Final = UserId("")
+OPEN_ENDED_S: Final = 365 * 86_400.0  # how long the nodes of an open-ended window are kept from other reservations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,8 @@ class Reservation:
 
     Attributes:
         users, queues: who may use the nodes meanwhile; both empty for maintenance: no one.
+        open_ended: for maintenance: at its start the nodes are drained until an operator returns them, and the reservation ends. `end_s`
+            is then a year later, so that no other is planned after it.
         begun: its start was handled: jobs that may not use the nodes were asked to stop.
         ended: ended early or over; kept for the history.
     """
@@ -28,6 +31,7 @@ class Reservation:
     queues: frozenset[QueueId] = frozenset()
     why: str = ""
     by: UserId = NO_USER
+    open_ended: bool = False
     begun: bool = False
     ended: bool = False
 
@@ -49,6 +53,10 @@ class Reservation:
     def is_active(self, now_s: float) -> bool:
         """Whether the reservation is active now."""
         return not self.ended and self.start_s <= now_s < self.end_s
+
+    def interrupts(self, user: UserId, queue: QueueId, end_s: float) -> bool:
+        """Whether its start stops a job of this user in this queue that is on its nodes and runs until `end_s` at the latest."""
+        return not (self.begun or self.ended or self.admits(user, queue)) and end_s > self.start_s
 
     def conflicting_nodes(self, other: Reservation) -> tuple[NodeId, ...]:
         """Nodes that both would claim at the same time, in the order of this one."""

@@ -1,4 +1,4 @@
-"""How long the head keeps the files of ended jobs. Nothing is removed by age until an operator sets a period."""
+"""How long the head keeps the files and records of ended jobs. Nothing is removed by age until an operator sets a period."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ MIN_AGE_S: Final = 3600.0  # nodes may send the last files and lines of a job so
 
 
 class RetainedFiles(enum.StrEnum):
-    """What is removed by age. CHECKPOINTS: all but the newest valid one of a job; UPLOADS: working directories that no job needs."""
+    """What is removed by age. CHECKPOINTS: all but the newest valid one of a job; UPLOADS: working directories that no job needs; RECORDS:
+    of jobs that have no files any more, month by month into archives.
+    """
 
     LOGS = "logs"
     OUTPUTS = "outputs"
     CHECKPOINTS = "checkpoints"
     UPLOADS = "uploads"
+    RECORDS = "records"
+
+
+FILE_KINDS: Final = tuple(kind for kind in RetainedFiles if kind is not RetainedFiles.RECORDS)
+"""What a run removes if it is not told what: records leave only when they are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +52,18 @@ def retention_periods(periods: Mapping[RetainedFiles, float]) -> tuple[tuple[Ret
     """Check and order periods.
 
     Raises:
-        BadRequest: a period is shorter than MIN_AGE_S, or not finite.
+        BadRequest: a period is shorter than MIN_AGE_S, or not finite; or files of jobs would outlive their records.
     """
     for kind, period_s in periods.items():
         check_age(period_s, what=kind.value)
+    records_s = periods.get(RetainedFiles.RECORDS)
+    if records_s is not None:
+        for kind in (RetainedFiles.LOGS, RetainedFiles.OUTPUTS):
+            if periods.get(kind, float("inf")) > records_s:
+                raise BadRequest(
+                    f"records: {kind.value} must not be kept longer than records, as jobs with files keep their records",
+                    hint=f"set a period of {kind.value} that is at most {format_duration(records_s)}",
+                )
     return tuple(sorted(periods.items()))
 
 

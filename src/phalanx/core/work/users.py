@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from phalanx.core.ids import NodeId, TokenId, UserId
+from phalanx.core.ids import NodeId, ProjectId, TokenId, UserId
 
 
 class UserRole(enum.StrEnum):
@@ -34,13 +34,54 @@ class Action(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """A person at the sign-in provider, and what the provider last said. Role and projects follow from its groups there.
+
+    Attributes:
+        issuer, subject: of which provider, and who there; they never change. `subject` is "" before the first sign-in.
+        confirmed_s: when the provider last confirmed it (Unix seconds).
+        lapses_s: when access ends unless the provider confirms it again; None for never.
+        projects, admin_of: given by its groups.
+        sealed: its refresh token, encrypted by the head; "" if the provider gave none.
+        ended: why access was lost; "" while it lasts.
+    """
+
+    issuer: str
+    subject: str
+    confirmed_s: float
+    lapses_s: float | None
+    projects: frozenset[ProjectId] = frozenset()
+    admin_of: frozenset[ProjectId] = frozenset()
+    sealed: str = field(default="", repr=False)
+    ended: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A person (or a robot) with one role."""
+    """A person (or a robot) with one role. `identity`: of one that signs in at the provider."""
 
     id: UserId
     role: UserRole
     created_s: float = 0.0
     disabled: bool = False
+    identity: Identity | None = None
+
+    @property
+    def stays_admin(self) -> bool:
+        """Whether the user is an admin whatever a sign-in provider says."""
+        return self.role is UserRole.ADMIN and not self.disabled and self.identity is None
+
+    def refusal(self, now_s: float) -> str:
+        """Return why none of the user's tokens is valid at that Unix time; "" if they are."""
+        if self.disabled:
+            return f"user {self.id} is disabled"
+        if self.identity is None:
+            return ""
+        if self.identity.ended:
+            return f"user {self.id} has lost access: {self.identity.ended}"
+        if self.identity.lapses_s is not None and now_s >= self.identity.lapses_s:
+            return f"the sign-in of user {self.id} has lapsed: the provider has not confirmed it for too long"
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
-from phalanx.ports.engine import EngineType, Membership
+from phalanx.ports.engine import EngineType, KeeperStop, Membership
 
 
 class JoinedEngineType(EngineType):
@@ -16,7 +14,7 @@ class JoinedEngineType(EngineType):
     nodes_offer_extras = True
     members_follow = True
 
-    def keep_member(self, folder: str, membership: Membership, ended: threading.Event) -> None:
+    def keep_member(self, folder: str, membership: Membership, ended: KeeperStop) -> None:
         """Keep the supervisor running."""
         from phalanx.engines.joined.keeper import keep_supervisor
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Final
 
 from phalanx.engines.local.engine import LocalEngine
 from phalanx.node import membership as records
-from phalanx.ports.engine import LocalNode, Membership
+from phalanx.ports.engine import KeeperStop, LocalNode, Membership
 
 # Before a dead supervisor is restarted; shorter than the node's lease, so that the lease decides how long a restart takes.
 REVIVE_AFTER_S: Final = 3.0
@@ -17,17 +16,17 @@ _PAUSE_MAX_S: Final = 15.0  # when this server lacks processes, files or space: 
 _log = logging.getLogger("phalanx.joined")
 
 
-def keep_supervisor(folder: str, membership: Membership, ended: threading.Event) -> None:
+def keep_supervisor(folder: str, membership: Membership, ended: KeeperStop) -> None:
     """Keep the supervisor running until `ended` is set; if the keeper dies, the supervisor continues, and the next keeper adopts it."""
     engine = _opened(folder, membership, ended)
     while engine is not None and not ended.wait(_LOOK_EVERY_S):
         for death in engine.observe():
             _log.warning("node %s: %s", death.node_id, death.why)
     if engine is not None:
-        engine.close(keep_nodes=False)
+        engine.close(keep_nodes=ended.keep_node)
 
 
-def _opened(folder: str, membership: Membership, ended: threading.Event) -> LocalEngine | None:
+def _opened(folder: str, membership: Membership, ended: KeeperStop) -> LocalEngine | None:
     """Start the engine with this server's supervisor, retrying until the server has the resources; None if asked to stop before."""
     pause_s = _LOOK_EVERY_S
     while True:

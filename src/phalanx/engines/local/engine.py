@@ -32,12 +32,14 @@ from phalanx.engines.local.records import StartedNode
 from phalanx.failpoints import around
 from phalanx.node.files import job_accounts
 from phalanx.node.logic.environment import HEAD_ONLY_VARIABLES
+from phalanx.node.logic.operator_hooks import HOOKS_VARIABLE
 from phalanx.node.processes.proctable import ProcessIdentity, alive, identity
 from phalanx.node.processes.sweeps import sweep_node
 from phalanx.ports.engine import Admission, Discovery, LocalNode
 
 ENGINE_NAME: Final = "local"
 MEMBER_ENGINE: Final = "joined"  # keeps the supervisor of a server that joins (engines.joined)
+SCOPE_VARIABLE: Final = "PHALANX_SUPERVISOR_SCOPE"  # set by the system unit of a node
 START_ATTEMPT_S: Final = 2.0  # a supervisor that dies sooner is restarted with growing pauses
 _WATCH_EVERY_S: Final = 0.05
 _STOP_GRACE_S: Final = 10.0
@@ -45,6 +47,7 @@ _PASSED: Final = (
     "PHALANX_LOG",
     "PHALANX_CONTAINMENT",
     "PHALANX_LIMITS",
+    HOOKS_VARIABLE,
     VIRTUAL_CPUS_VARIABLE,
     VIRTUAL_MEMORY_VARIABLE,
     *job_accounts.ACCOUNT_VARIABLES,
@@ -314,7 +317,7 @@ class LocalEngine:
             output = open(os.path.join(folder, "supervisor.out"), "ab")  # noqa: SIM115  # closed below
         with output, around("local.spawn.process"):
             process = subprocess.Popen(
-                [sys.executable, "-m", "phalanx.app.node"],
+                [*self._scope(node), sys.executable, "-m", "phalanx.app.node"],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -330,6 +333,17 @@ class LocalEngine:
             self._kill(living, process)
             raise
         return process, living
+
+    def _scope(self, node: LocalNode) -> list[str]:
+        """Return the words before the supervisor's command that place it into a cgroup of its own; see systemd-run(1).
+
+        systemd-run replaces itself by the supervisor, which so keeps the pid and the environment.
+        """
+        if not self.inherited().get(SCOPE_VARIABLE):
+            return []
+        unit = f"phalanx-supervisor-{secrets.token_hex(4)}"
+        words = ["systemd-run", "--scope", "--quiet", "--collect", f"--unit={unit}", "--property=Delegate=yes"]
+        return [*words, f"--description=Phalanx supervisor of node {node.id}", "--"]
 
     def _kill(self, living: StartedNode, process: subprocess.Popen[bytes]) -> None:
         process.kill()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 
 from phalanx.engines.ray.options import ADDRESS, ENGINE_NAME, OPTIONS
-from phalanx.ports.engine import Engine, EngineContext, EngineType, HeadSetup, Membership
+from phalanx.ports.engine import Engine, EngineContext, EngineType, HeadSetup, KeeperStop, Membership
 
 
 class RayEngineType(EngineType):
@@ -41,7 +40,7 @@ class RayEngineType(EngineType):
 
         return prepare(folder, settings)
 
-    def keep_member(self, folder: str, membership: Membership, ended: threading.Event) -> None:
+    def keep_member(self, folder: str, membership: Membership, ended: KeeperStop) -> None:
         """Keep the Ray node running; its actor keeps the supervisor."""
         from phalanx.engines.ray.joined_node import keep_ray_node
 

@@ -7,7 +7,6 @@ import importlib.util
 import logging
 import os
 import platform
-import threading
 from collections.abc import Mapping
 from typing import Final
 
@@ -23,7 +22,7 @@ from phalanx.engines.ray.render import (
     ray_environment,
 )
 from phalanx.node.files.private_files import write_private
-from phalanx.ports.engine import Membership
+from phalanx.ports.engine import KeeperStop, Membership
 
 KEEP_EVERY_S: Final = 2.0
 KEEP_PAUSE_MAX_S: Final = 15.0  # after failed starts the pause doubles up to this, as for a driver
@@ -93,7 +92,7 @@ def joined_ray_process(folder: str, joined: Membership) -> RayProcess:
     )
 
 
-def keep_ray_node(folder: str, joined: Membership, ended: threading.Event) -> None:
+def keep_ray_node(folder: str, joined: Membership, ended: KeeperStop) -> None:
     """Keep the Ray node running until `ended` is set, then stop Ray, the supervisor and its ranks on this server."""
     process = joined_ray_process(folder, joined)
     pause_s = KEEP_EVERY_S
@@ -106,6 +105,8 @@ def keep_ray_node(folder: str, joined: Membership, ended: threading.Event) -> No
             _log.error("Could not start the Ray node: %s; retrying in %.0f s", error, pause_s)
         if ended.wait(pause_s):
             break
+    if ended.keep_node:
+        return
     process.stop()
     sweep_supervisors(folder)
 

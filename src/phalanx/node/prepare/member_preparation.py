@@ -33,6 +33,7 @@ from phalanx.node.logic.environment import MemberFolders, NodeContext
 from phalanx.node.logic.events import MemberPrepared, MemberStartFailed
 from phalanx.node.logic.local_copies import checkpoints_folder, outputs_folder
 from phalanx.node.logic.mpi_variables import colon_hostfile, needs_agent, slots_hostfile
+from phalanx.node.logic.operator_hooks import HooksInvalid
 from phalanx.node.logic.requirements import names_python_by_path
 from phalanx.node.logic.step_containers import runs_images
 from phalanx.node.logic.utf8 import replace_invalid_utf8
@@ -49,6 +50,7 @@ from phalanx.node.prepare import (
     resume_checkpoint,
 )
 from phalanx.node.prepare.command_check import check_program_and_script
+from phalanx.node.prepare.hook_runner import OperatorHooks
 from phalanx.node.prepare.member_slices import hold_slices
 from phalanx.node.prepare.mps_daemons import MpsDaemons, MpsUnavailable
 from phalanx.node.prepare.rendezvous_port import free_port, has_ipv6
@@ -90,6 +92,7 @@ class NodeServices:
         preflight_checks: the node's preflight checks.
         mps: the daemons of shared devices.
         slices: makes and removes MIG slices; None if no device can be divided.
+        hooks: the programs of the node's operator.
         clock_offset_s: how far our wall clock is ahead of the head's.
         accounts: the account policy; its `folder` holds the files of other accounts' jobs, `folder` here holds ours.
     """
@@ -113,6 +116,7 @@ class NodeServices:
     mps: MpsDaemons
     slices: SliceKeeper | None
     clock_offset_s: Callable[[], float]
+    hooks: OperatorHooks
     folder: str = ""
     accounts: JobAccountPolicy = SINGLE_ACCOUNT
 
@@ -244,6 +248,7 @@ def _prepare(member: MemberRuntime, services: NodeServices) -> tuple[PublishedCh
     """Prepare this node; return the checkpoint to resume from, and on node rank 0 the rendezvous port and a replica's port."""
     steps = (
         _make_folders,
+        _run_prolog,
         _bring_files,
         _join_mps,
         _make_slices,
@@ -317,6 +322,14 @@ def _device_problem(index: int, sample: DeviceReading | None, share: DeviceShare
     if used is not None and total is not None and wanted is not None and total - used < _FREE_SHARE * wanted:
         return f"GPU {index} ({sample.uuid}): {used >> 20} of {total >> 20} MiB are in use by other processes; see nvidia-smi"
     return ""
+
+
+def _run_prolog(member: MemberRuntime, services: NodeServices) -> None:
+    """Run the operator's health checks and prologs, before the first process of the job."""
+    try:
+        services.hooks.before_job(member, services.visible_devices(member), lambda text: services.note(member, text))
+    except HooksInvalid as error:
+        raise PreparationFailed(str(error), charge=False, node_fault=True) from error
 
 
 def _make_folders(member: MemberRuntime, services: NodeServices) -> None:

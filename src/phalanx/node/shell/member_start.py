@@ -131,6 +131,7 @@ def close_member(member: MemberRuntime, tail_of: int | None, services: NodeServi
     with member.containment_lock:
         if member.processes is not None:
             member.processes.close()
+    services.hooks.after_job(member)
     member.cleanup.close()
     until_s = time.monotonic() + _DRAIN_S
     for rank in member.stream_starts:

@@ -83,6 +83,7 @@ from phalanx.node.member.scratch import scratch_of
 from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.power.limit_keeper import PowerLimitKeeper
 from phalanx.node.prepare import container_images, member_preparation
+from phalanx.node.prepare.hook_runner import OperatorHooks
 from phalanx.node.prepare.member_preparation import NodeServices
 from phalanx.node.prepare.mps_daemons import MpsDaemons
 from phalanx.node.prepare.setup_runner import SETUP_TASKS
@@ -118,7 +119,7 @@ _log = logging.getLogger(__name__)
 class NodeSettings:
     """The configuration of a supervisor. `base` is the environment that ranks inherit.
 
-    `unwatched`: no engine of the head watches it, so it reports its own end. `slices`: makes MIG slices; None if no device can be divided. `power`: sets power limits; None without GPUs. `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head.
+    `unwatched`: no engine of the head watches it, so it reports its own end. `slices`: makes MIG slices; None if no device can be divided. `power`: sets power limits; None without GPUs. `hooks`: path of the operator's file of hooks. `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head.
     """
 
     node: Node
@@ -132,6 +133,7 @@ class NodeSettings:
     accounts: JobAccountPolicy = SINGLE_ACCOUNT
     slices: SliceKeeper | None = None
     power: PowerLimitKeeper | None = None
+    hooks: str = ""
 
 
 class SupervisorLoop:
@@ -195,6 +197,13 @@ class SupervisorLoop:
         self._work.start_first_thread()
         self._fence = MemberProcessControl(self._watch, self._inbox.put, self._after_work, lambda: self._services)
         self._opened_services: NodeServices | None = None
+        self._hooks = OperatorHooks(
+            settings.hooks,
+            settings.node.id,
+            settings.folder,
+            settings.node_key,
+            lambda report: self._events.put([report]),
+        )
         self._reaped_s = time.monotonic()
         self._leaving = False
         self._urgent = False
@@ -215,6 +224,7 @@ class SupervisorLoop:
             ("sampler", self._sampler.run),
             ("outputs", self._uploads.output_sync.run),
             ("memory", self._memory_watch.run),
+            ("health", lambda: self._hooks.watch(self._ended)),
         ):
             start_thread(name, run)
         wake_ns: int | None = None
@@ -339,7 +349,7 @@ class SupervisorLoop:
             self._inbox.put(member_preparation.prepare_member(member, self._services))
 
         spec = order.spec
-        slow = bool(spec.setup or spec.image or spec.requirements or spec.upload)
+        slow = bool(spec.setup or spec.image or spec.requirements or spec.upload or self._hooks.may_run)
         self._work.submit(_lane(action.key), work, slow=slow)
 
     def _do_work(self, action: SpawnTasks | DrainOutput) -> None:
@@ -355,7 +365,7 @@ class SupervisorLoop:
             over = OutputDrained(key=action.key, tail=tail)
             self._uploads.finish_member(member, lambda: self._inbox.put(over))
 
-        self._work.submit(_lane(action.key), work)
+        self._work.submit(_lane(action.key), work, slow=self._hooks.may_run)
 
     def _after_work(self, member: MemberRuntime, then: Callable[[], None]) -> None:
         self._work.submit(_lane(member.key), then)
@@ -532,6 +542,7 @@ class SupervisorLoop:
             os.path.join(settings.accounts.folder or settings.folder, "mps"), settings.base.get("PATH", os.defpath)
         )
         mps.stop_leftovers()
+        self._hooks.recover()
         if settings.slices is not None:
             settings.slices.recover(self._probe.devices())  # the processes of an earlier supervisor have ended by now
         if settings.power is not None:
@@ -560,6 +571,7 @@ class SupervisorLoop:
             sees_head_files=lambda: self.sees_head_files,
             mps=mps,
             slices=settings.slices,
+            hooks=self._hooks,
             clock_offset_s=lambda: self._renewer.clock_offset_s,
             preflight_checks=PreflightChecks(
                 folder=settings.folder,

@@ -250,6 +250,9 @@ class _OutputUpload:
                 if error.code == "attempt_over":
                     self._tree.over = True
                     return
+                if error.code == "outputs_full":
+                    yield path, f"{error}; no further output is sent until there is space"
+                    break  # removed files are still told, since that makes space
                 yield path, str(error)
             except OSError as error:
                 yield path, error.strerror or str(error)

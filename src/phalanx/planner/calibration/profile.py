@@ -264,20 +264,24 @@ def _updated(old: Iterable[T], new: Iterable[T], key: Callable[[T], tuple[Any, .
     return tuple(by_key[name] for name in sorted(by_key))
 
 
+def rates_of_node(node: NodeMeasurement) -> dict[str, float]:
+    """Return the measured rates of one node by name. For matrix products, the rate of the slowest device counts."""
+    rates: dict[str, float | None] = {f"matmul {precision}": flops for precision, flops in node.worst_flops.items()}
+    rates |= {
+        "memory": node.memory_bytes_per_s,
+        "all-reduce within": node.within_bytes_per_s,
+        "link": node.link_bytes_per_s,
+        "storage": node.storage_bytes_per_s,
+    }
+    return {what: rate for what, rate in rates.items() if rate is not None}
+
+
 def _rates(nodes: Iterable[NodeMeasurement]) -> dict[str, dict[str, float]]:
-    """Return rates by measured quantity and node. For matrix products, the rate of the slowest device counts."""
+    """Return rates by measured quantity and node."""
     rates: dict[str, dict[str, float]] = {}
     for node in nodes:
-        for precision, flops in node.worst_flops.items():
-            rates.setdefault(f"matmul {precision}", {})[node.node] = flops
-        for what, rate in (
-            ("memory", node.memory_bytes_per_s),
-            ("all-reduce within", node.within_bytes_per_s),
-            ("link", node.link_bytes_per_s),
-            ("storage", node.storage_bytes_per_s),
-        ):
-            if rate is not None:
-                rates.setdefault(what, {})[node.node] = rate
+        for what, rate in rates_of_node(node).items():
+            rates.setdefault(what, {})[node.node] = rate
     return rates
 
 

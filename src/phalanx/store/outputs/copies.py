@@ -222,6 +222,13 @@ class OutputCopies:
                 if job == job_id and int(epoch) != live and int(epoch) <= newest:
                     remove_tree("outputs.settle", os.path.join(root, name))
 
+    def upload_folders(self) -> list[tuple[str, JobId]]:
+        """List the folders of unfinished uploads, with the id of the job."""
+        root = os.path.join(self._root, _UPLOADS)
+        with contextlib.suppress(FileNotFoundError):
+            return [(os.path.join(root, name), JobId(name.rsplit(".", 2)[0])) for name in os.listdir(root)]
+        return []
+
     def _name_for(self, origin: OutputOrigin, words: list[str]) -> list[str] | None:
         """Return the path of this node's file of that name; None if a node of a higher rank has the name and must give it up."""
         owner = self._owner(origin, words)

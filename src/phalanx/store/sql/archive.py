@@ -1,4 +1,4 @@
-"""The backup file: gzip, a manifest, one record per line, and a checksum of everything before it.
+"""Files of records, backups and archives of jobs: gzip, a manifest, one record per line, and a checksum of everything before it.
 
 The format is the same for every database, so a backup of one can be restored into another. The file is renamed once complete and synced.
 """
@@ -31,7 +31,9 @@ from phalanx.ports.store import StoreRefused
 from phalanx.store.sql.documents import decoder
 from phalanx.store.sql.kinds import KIND_BY_NAME
 
-FORMAT: Final = "phalanx-backup"
+BACKUP: Final = "phalanx-backup"
+ARCHIVE: Final = "phalanx-archive"
+_NAMES: Final = {BACKUP: "backup", ARCHIVE: "archive of jobs"}
 VERSION: Final = 1
 _CHUNK: Final = 1 << 20  # compressed bytes per write
 _EVERY: Final = 2000  # records between two progress reports
@@ -45,7 +47,7 @@ class BackupManifest:
 
     Attributes:
         database: "sqlite" or "postgres"; `migration`: version of its schema.
-        counts: records of each kind.
+        counts: records of each kind; of an archive, its jobs only.
         last_job_seq: jobs with greater numbers are not in the backup.
     """
 
@@ -69,9 +71,12 @@ class _End(msgspec.Struct):
 
 
 def write_backup(
-    path: str, manifest: BackupManifest, records: Iterable[tuple[str, str]], progress: ProgressCallback
+    path: str,
+    manifest: BackupManifest,
+    records: Iterable[tuple[str, str]],
+    progress: ProgressCallback = lambda *_: None,
 ) -> None:
-    """Write a backup, readable only by its owner. The file appears under its name only when complete.
+    """Write a file, readable only by its owner. The file appears under its name only when complete.
 
     Raises:
         Conflict: the file exists, or another backup is writing it.
@@ -104,46 +109,49 @@ def write_backup(
         if os.path.exists(part):
             remove_file("backup.take_back", part)
         if isinstance(error, OSError):
-            raise StoreRefused(f"{path}: {error.strerror}: no backup was written", hint="is the disk full?") from error
+            raise StoreRefused(
+                f"{path}: {error.strerror}: the file was not written", hint="is the disk full?"
+            ) from error
         raise
     finally:
         os.close(fd)
 
 
-def read_manifest(path: str) -> BackupManifest:
-    """Read the first line of a backup.
+def read_manifest(path: str, format_: str = BACKUP) -> BackupManifest:
+    """Read the first line of a file.
 
     Raises:
-        BadFile: the file cannot be read, or is not a backup.
+        BadFile: the file cannot be read, or is not of this format.
     """
     for line in _read(path):
         try:
             manifest = msgspec.json.decode(line, type=BackupManifest)
         except (msgspec.MsgspecError, ValueError):
             break
-        if manifest.format == FORMAT and manifest.version > VERSION:
+        if manifest.format == format_ and manifest.version > VERSION:
             raise BadFile(
                 f"{path} was written by a newer Phalanx ({manifest.phalanx})", hint="restore it with that release"
             )
-        if manifest.format == FORMAT:
+        if manifest.format == format_:
             return manifest
         break
-    raise BadFile(f"{path} is not a Phalanx backup", hint=Hint(HintCode.CREATE_BACKUP))
+    raise BadFile(f"{path} is not a Phalanx {_NAMES[format_]}", hint=Hint(HintCode.CREATE_BACKUP))
 
 
-def read_records(path: str) -> Iterator[tuple[str, Any]]:
-    """(word, record) for every record of a backup. Reading to the end verifies that it is complete and unchanged.
+def read_records(path: str, format_: str = BACKUP) -> Iterator[tuple[str, Any]]:
+    """(word, record) for every record of a file. Reading to the end verifies that it is complete and unchanged.
 
     Raises:
         BadFile: the backup is damaged or truncated, or a record cannot be decoded.
     """
-    manifest = read_manifest(path)
+    manifest = read_manifest(path, format_)
     sha256, found = hashlib.sha256(), dict.fromkeys(manifest.counts, 0)
     lines = _read(path)
     sha256.update(next(lines))
     for line in lines:
         if line.startswith(b"{"):
-            if _checksum(line) != sha256.hexdigest() or found != manifest.counts:
+            counted = {kind: found[kind] for kind in manifest.counts}
+            if _checksum(line) != sha256.hexdigest() or counted != manifest.counts:
                 raise _damaged(path, "its checksum or its counts are wrong")
             return
         sha256.update(line)

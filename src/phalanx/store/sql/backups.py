@@ -18,7 +18,7 @@ from phalanx.core.errors import BadFile, NotFound
 from phalanx.core.hints import Hint, HintCode
 from phalanx.store.sql import archive
 from phalanx.store.sql.archive import (
-    FORMAT,
+    BACKUP,
     VERSION,
     BackupManifest,
     ProgressCallback,
@@ -58,7 +58,7 @@ def backup(place: DatabaseLocation, path: str, progress: ProgressCallback) -> Ba
         try:
             counts = record_counts(look)
             manifest = BackupManifest(
-                format=FORMAT,
+                format=BACKUP,
                 version=VERSION,
                 phalanx=__version__,
                 made_s=time.time(),

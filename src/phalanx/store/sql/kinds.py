@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.state.history import HistoryLine
-from phalanx.core.state.records import RECORDS, RecordColumn, RecordKind
+from phalanx.core.state.records import ATTEMPT_USES, ATTEMPTS, IDEMPOTENCY, JOBS, RECORDS, RecordColumn, RecordKind
 
 HISTORY: Final = RecordKind[int, HistoryLine](
     "history line",
@@ -27,4 +27,6 @@ AUDIT: Final = RecordKind[int, AuditLine](
     append_only=True,
 )
 KINDS: Final[tuple[RecordKind[Any, Any], ...]] = (*RECORDS, HISTORY, AUDIT)
+KINDS_OF_JOBS: Final[tuple[RecordKind[Any, Any], ...]] = (HISTORY, IDEMPOTENCY, ATTEMPT_USES, ATTEMPTS, JOBS)
+"""The kinds whose records leave with an archived job: those that refer to it, then the job itself."""
 KIND_BY_NAME: Final = {kind.name: kind for kind in KINDS}

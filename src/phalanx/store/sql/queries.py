@@ -13,8 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-from phalanx.core.state.records import RecordKind
-from phalanx.store.sql.kinds import KINDS
+from phalanx.core.state.records import JOBS, RecordKind
+from phalanx.store.sql.kinds import KINDS, KINDS_OF_JOBS
 
 _NAME: Final = re.compile(r"^-- name: ([a-z_]+)\n", re.MULTILINE)
 
@@ -90,6 +90,9 @@ def _writes(dialect: Dialect) -> dict[str, str]:
         found[f"delete {kind.table}"] = (
             f"DELETE FROM {kind.table} WHERE ({_names(kind.key)}) = ({_places(dialect, kind.key)})"  # noqa: S608
         )
+    for kind in KINDS_OF_JOBS:
+        column = "id" if kind is JOBS else "job_id"
+        found[f"archive {kind.table}"] = f"DELETE FROM {kind.table} WHERE {column} = {dialect.placeholder}"  # noqa: S608
     return found
 
 

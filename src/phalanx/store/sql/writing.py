@@ -10,7 +10,7 @@ from phalanx.core.state.records import ATTEMPTS, RECORDS
 from phalanx.ports.store import Batch
 from phalanx.store.commit_checks import BatchRows
 from phalanx.store.sql.documents import Row, key_values, row_of
-from phalanx.store.sql.kinds import AUDIT, HISTORY
+from phalanx.store.sql.kinds import AUDIT, HISTORY, KINDS_OF_JOBS
 
 _LOT: Final = 1000  # records of a backup written at once
 
@@ -28,6 +28,7 @@ def statements(batch: Batch, rows: BatchRows) -> list[tuple[str, list[Row]]]:
     plan.append((f"put {HISTORY.table}", [row_of(HISTORY, line) for line in batch.history]))
     plan.append((f"put {AUDIT.table}", [row_of(AUDIT, line) for line in batch.audit]))
     plan += [(f"delete {kind.table}", [key_values(key)]) for kind, key in batch.removed]
+    plan += [(f"archive {kind.table}", [(job_id,) for job_id in batch.archived]) for kind in KINDS_OF_JOBS]
     return [(name, values) for name, values in plan if values]
 
 

@@ -40,12 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="phalanx.torch.calibrate", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="use fewer sizes and repeats")
     parser.add_argument("--links", action="store_true", help="measure only the links between all pairs of nodes")
+    parser.add_argument("--parts", action="store_true", help="measure only devices, memory and links, twice")
     options = parser.parse_args(arguments)
     me = phalanx.torch.init()
     gang = CalibrationGang.join(me, quick=options.quick)
     stages = measurements_for(gang, os.environ.get("PHALANX_CHECKPOINT_DIR") or ".")
     if options.links:
         stages = [stage for stage in stages if stage[0] == PAIR_SAMPLES]
+    if options.parts:
+        stages = [stage for stage in stages if stage[0] in _TWICE]
+        stages += [(kind, f"{title}, again", work) for kind, title, work in stages] if gang.quick else []
     phalanx.torch.plan(steps_total=len(stages))
     found: dict[str, list[Any]] = {}
     stopped = False

@@ -6,6 +6,10 @@ import { refresh } from "./tables.js";
 /**
  * Show buttons before an element. `commands()` returns what the page allows now: each has the fields of `confirmed`, and
  * `request(typed)`, which returns [route, options]. A request that the head refuses is shown in its own words.
+ * @typedef {{method: string, body?: unknown}} Options
+ * @typedef {Omit<import("./dialog.js").Question, "button"> & {request: (typed: string) => [string, Options]}} Command
+ * @param {Element} before
+ * @param {() => Command[]} commands
  */
 export function actionBar(before, commands) {
   const bar = document.createElement("div");
@@ -14,6 +18,7 @@ export function actionBar(before, commands) {
   problem.className = "problem";
   problem.setAttribute("role", "alert");
   problem.hidden = true;
+  /** @param {HTMLButtonElement} button @param {Command} command */
   const act = async (button, { request, ...question }) => {
     const typed = await confirmed({ button: question.title, ...question });
     if (typed === null) return;

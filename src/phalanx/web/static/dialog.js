@@ -5,6 +5,10 @@ const WHY = { label: "Reason (others read it in the history)", maxLength: 500, n
 /**
  * What was typed ("" if nothing was asked for), or null if the reader does not want the change.
  * `input`: properties of a field that asks for a number or word, and its `label`; `asksWhy` asks for a reason.
+ * @typedef {{label: string, name?: string, type?: string, maxLength?: number, min?: number, max?: number, step?: number, value?: unknown, required?: boolean}} Field
+ * @typedef {{title: string, text: string, button: string, asksWhy?: boolean, input?: Field, danger?: boolean}} Question
+ * @param {Question} question
+ * @returns {Promise<string | null>}
  */
 export function confirmed({ title, text, button, asksWhy = false, input = asksWhy ? WHY : null, danger = false }) {
   const dialog = document.createElement("dialog");

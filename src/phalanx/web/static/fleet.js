@@ -12,6 +12,7 @@ const WIDE_FROM = 11; // smaller cells are closer together
 const NAMES_UP_TO = 400; // nodes; with more, the pointer and the arrow keys tell the name
 const TITLE = 20; // height of a place's title
 const NAME = 15;
+const ROW = 8; // GPUs beside each other
 const EDGE = 3; // room for the frame of the picked node
 
 /** The states of the legend: by letter, in its order. */
@@ -20,10 +21,10 @@ const heldLetters = new Set();
 const picked = signal(-1);
 const wanted = signal("");
 
-let canvas, pen, sprites, boxes, titles, cell, named;
+let canvas, pen, sprites, boxes, titles, cell, named, laidOut;
 
 export function start() {
-  for (const one of document.querySelectorAll("#legend li")) {
+  for (const one of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("#legend li"))) {
     if (one.dataset.held) heldLetters.add(one.dataset.letter);
     states.set(one.dataset.letter, { key: one.dataset.state, words: one.dataset.words, count: one.querySelector(".count"), item: one });
   }
@@ -64,7 +65,7 @@ function build() {
   canvas.addEventListener("dblclick", open);
   canvas.addEventListener("mousemove", (event) => (canvas.title = hint(nodeAt(event.offsetX, event.offsetY))));
   canvas.addEventListener("keydown", move);
-  new ResizeObserver(() => layout()).observe(grid);
+  new ResizeObserver(() => grid.clientWidth === laidOut || layout()).observe(grid); // it also reports the first size
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", layout);
   effect(() => {
     wanted.value;
@@ -101,7 +102,8 @@ function layout() {
   const gpus = fleet.cells.reduce((sum, letters) => sum + letters.length, 0);
   cell = SIZES.find(([most]) => gpus <= most)[1];
   named = fleet.nodes.length <= NAMES_UP_TO;
-  const width = canvas.parentElement.clientWidth - 24;
+  laidOut = canvas.parentElement.clientWidth;
+  const width = laidOut - 24;
   const gap = cell >= WIDE_FROM ? 10 : 4;
   pen.font = font(12);
   boxes = [];
@@ -118,8 +120,8 @@ function layout() {
       }
     }
     const number = Math.max(1, fleet.cells[at].length);
-    const wide = Math.min(number, 8) * cell;
-    const box = { x, y, w: named ? Math.max(wide, Math.min(150, pen.measureText(name).width)) : wide, h: Math.ceil(number / 8) * cell + (named ? NAME : 0) };
+    const wide = Math.min(number, ROW) * cell;
+    const box = { x, y, w: named ? Math.max(wide, Math.min(150, pen.measureText(name).width)) : wide, h: Math.ceil(number / ROW) * cell + (named ? NAME : 0) };
     if (x > EDGE && x + box.w > width) {
       y += tallest + gap;
       [x, tallest] = [EDGE, 0];
@@ -142,7 +144,7 @@ function layout() {
 const font = (size) => `${size}px system-ui, "DejaVu Sans", sans-serif`;
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** One picture for each state, so that a cell costs one copy. */
+/** Two pictures for each state, so that a cell costs one copy, and a row of equal cells too. */
 function makeSprites(ratio) {
   const inset = cell >= WIDE_FROM ? 2 : 1;
   const side = cell - inset;
@@ -162,7 +164,13 @@ function makeSprites(ratio) {
       brush.textBaseline = "middle";
       brush.fillText(letter, side / 2, side / 2 + 0.5);
     } else pattern(brush, state.key, side);
-    sprites.set(letter, picture);
+    const row = document.createElement("canvas");
+    row.width = Math.round((ROW * cell - inset) * ratio);
+    row.height = picture.height;
+    const copier = row.getContext("2d");
+    copier.scale(ratio, ratio);
+    for (let index = 0; index < ROW; index += 1) copier.drawImage(picture, index * cell, 0, side, side);
+    sprites.set(letter, picture).set(letter.repeat(ROW), row);
   }
 }
 
@@ -190,7 +198,7 @@ function pattern(brush, key, side) {
 }
 
 const SLICE_MS = 8; // of drawing between two chances for clicks and keys
-const SLICE = 200; // nodes between two looks at the clock
+const SLICE = 100; // nodes between two looks at the clock
 let drawing = 0;
 
 function drawAll() {
@@ -234,10 +242,15 @@ function drawNode(at, { ink, accent } = inks()) {
     top += NAME;
   }
   const letters = fleet.cells[at];
-  for (let index = 0; index < letters.length; index += 1) {
-    const picture = sprites.get(letters[index]);
-    const side = cell - (cell >= WIDE_FROM ? 2 : 1);
-    if (picture) pen.drawImage(picture, box.x + (index % 8) * cell, top + Math.floor(index / 8) * cell, side, side);
+  const side = cell - (cell >= WIDE_FROM ? 2 : 1);
+  for (let first = 0; first < letters.length; first += ROW, top += cell) {
+    const row = letters.slice(first, first + ROW);
+    const whole = sprites.get(row);
+    if (whole && row.length > 1) pen.drawImage(whole, box.x, top, ROW * cell - cell + side, side);
+    else for (let index = 0; index < row.length; index += 1) {
+      const picture = sprites.get(row[index]);
+      if (picture) pen.drawImage(picture, box.x + index * cell, top, side, side);
+    }
   }
   pen.globalAlpha = 1;
   if (at === picked.peek()) {

@@ -1,8 +1,13 @@
 // Requests to the head. Its cookie goes along by itself; a change also repeats the session's CSRF value.
-const csrf = document.querySelector('meta[name="csrf"]')?.content ?? "";
+const csrf = document.querySelector('meta[name="csrf"]')?.getAttribute("content") ?? "";
 export const actions = new Set((document.body.dataset.actions ?? "").split(" "));
 
-/** The reply of a route as an object. `body` is sent as JSON, `text` as it is. Throws an Error with the head's own words. */
+/**
+ * The reply of a route as an object. `body` is sent as JSON, `text` as it is. Throws an Error with the head's own words.
+ * @param {string} path
+ * @param {{method?: string, body?: unknown, text?: string}} [options]
+ * @returns {Promise<any>}
+ */
 export async function ask(path, { method = "GET", body, text } = {}) {
   const headers = method === "GET" ? {} : { "X-Phalanx-Csrf": csrf };
   if (body !== undefined) headers["Content-Type"] = "application/json";

@@ -9,6 +9,7 @@ const bytes = (value) => {
   const power = value < 1 ? 0 : Math.min(5, Math.floor(Math.log2(value) / 10));
   return `${(value / 1024 ** power).toPrecision(3)} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}`;
 };
+/** @type {[string, "devices" | "nodes", string[], (value: number) => string, number?][]} */
 const CHARTS = [
   ["Utilization", "devices", ["utilization"], percent, 1],
   ["Time with lowered clocks", "devices", ["throttled"], percent, 1],

@@ -199,17 +199,24 @@ async function showCurves(place) {
     const first = Math.min(found.step.length - 2, found.end_s.findIndex((at) => at >= from));
     const cut = (values) => values.slice(first);
     const number = (value) => `${+value.toPrecision(4)}`;
-    for (const [name, lines, show, top] of [
-      ["Loss", [["last", found.loss_last], ...(found.steps_per_point > 1 ? [["least", found.loss_min], ["most", found.loss_max]] : [])], number],
-      ["Seconds a step", [["mean", found.step_s], ...(found.steps_per_point > 1 ? [["most", found.step_s_max]] : [])], number],
+    /** @typedef {[string, (number | null)[]]} Line */
+    /** @type {(...lines: Line[]) => Line[]} */
+    const spread = (...lines) => (found.steps_per_point > 1 ? lines : []);
+    /** @type {[string, Line[], (value: number) => string, number?][]} */
+    const charts = [
+      ["Loss", [["last", found.loss_last], ...spread(["least", found.loss_min], ["most", found.loss_max])], number],
+      ["Seconds a step", [["mean", found.step_s], ...spread(["most", found.step_s_max])], number],
       ["Goodput", [["since the start", found.goodput]], (value) => `${+(100 * value).toFixed(1)} %`, 1],
-    ]) {
+    ];
+    for (const [name, lines, show, top] of charts) {
       if (lines[0][1].some((value) => value !== null))
         await drawCurve(fresh, { title: name, xs: cut(found.step), lines: lines.map(([label, values]) => [label, cut(values)]), show, time: false, top });
     }
   };
   const length = found.end_s.at(-1) - found.end_s[0];
-  const spans = [["Whole job", Infinity], ["Last day", 86400], ["Last hour", 3600], ["Last 10 minutes", 600]].filter(([, span]) => span === Infinity || span < length);
+  /** @type {[string, number][]} */
+  const all = [["Whole job", Infinity], ["Last day", 86400], ["Last hour", 3600], ["Last 10 minutes", 600]];
+  const spans = all.filter(([, span]) => span === Infinity || span < length);
   place.append(title, ...(spans.length > 1 ? [choices("Span of the curves", spans, Infinity, draw)] : []), box);
   if (spans.length === 1) await draw(Infinity);
 }

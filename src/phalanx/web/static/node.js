@@ -3,6 +3,7 @@ import { actionBar } from "./actions.js";
 import { actions, path } from "./head.js";
 import { showHistory } from "./history.js";
 
+/** @type {[string, string, string, {cordon_only?: boolean} | null][]} */
 const COMMANDS = [
   ["Cordon", "drain", "No new jobs start on this node; those that run stay.", { cordon_only: true }],
   ["Drain", "drain", "No new jobs start on this node, and its jobs move to others or end.", {}],
@@ -13,6 +14,7 @@ export function start() {
   const live = document.getElementById("live");
   showHistory(live.dataset.node, live);
   if (!actions.has("operate")) return;
+  /** @param {typeof COMMANDS[number]} command @returns {import("./actions.js").Command} */
   const command = ([title, verb, text, body]) => ({
     title,
     text,

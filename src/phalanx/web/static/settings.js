@@ -7,16 +7,19 @@ import { refresh } from "./tables.js";
 
 const html = htm.bind(h);
 const words = (text) => text.split(/[\s,]+/).filter(Boolean);
+/** @returns {HTMLFormElement | null} */
 const form = (name) => document.querySelector(`form[data-form="${name}"]`);
 
 export function start() {
   document.querySelector("main").addEventListener("click", ({ target }) => {
+    if (!(target instanceof HTMLElement)) return;
     if (target.dataset.revoke) revoke(target);
     else if (target.dataset.edit) edit(target.dataset);
   });
   on("token", makeToken);
   on("user", (fields) => ask(`/v1${path("users", fields.get("id").trim())}`, { method: "PUT", body: { role: fields.get("role"), disabled: fields.get("disabled") === "disabled" } }));
   on("project", (fields) => {
+    /** @type {{members: string[], admins?: string[]}} */
     const body = { members: words(fields.get("members")) };
     if (fields.has("admins")) body.admins = words(fields.get("admins"));
     return ask(`/v1${path("projects", fields.get("id").trim())}`, { method: "PUT", body });
@@ -30,7 +33,10 @@ function on(name, send) {
   const shown = form(name);
   shown?.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const [problem, button] = [shown.querySelector(".problem"), shown.querySelector("button[type=submit]")];
+    /** @type {HTMLElement} */
+    const problem = shown.querySelector(".problem");
+    /** @type {HTMLButtonElement} */
+    const button = shown.querySelector("button[type=submit]");
     problem.hidden = true;
     button.disabled = true;
     try {
@@ -46,6 +52,7 @@ function on(name, send) {
 }
 
 async function makeToken(fields) {
+  /** @type {{[key: string]: string | string[]}} */
   const body = { note: fields.get("note"), expires: fields.get("expires"), scope: fields.getAll("scope") };
   if (fields.get("user")) body.user = fields.get("user").trim();
   const { secret, token } = await ask("/v1/tokens", { method: "POST", body });
@@ -65,11 +72,16 @@ async function revoke({ dataset }) {
   await refresh();
 }
 
-/** Fill the form below a table with what a row holds. */
+/** Fill the form below a table with what a row holds.
+ * @param {DOMStringMap} row
+ */
 function edit({ edit: name, id, ...fields }) {
   const shown = form(name);
-  for (const [key, value] of Object.entries({ ...fields, id })) if (shown.elements[key]) shown.elements[key].value = value;
-  shown.querySelectorAll("input, select")[1].focus();
+  for (const [key, value] of Object.entries({ ...fields, id })) {
+    const one = shown.elements.namedItem(key);
+    if (one instanceof HTMLInputElement || one instanceof HTMLSelectElement) one.value = value;
+  }
+  /** @type {HTMLInputElement | HTMLSelectElement} */ (shown.querySelectorAll("input, select")[1]).focus();
   shown.scrollIntoView({ block: "center" });
 }
 
@@ -78,15 +90,17 @@ function edit({ edit: name, id, ...fields }) {
 function watchQueues() {
   const shown = form("queues");
   if (!shown) return;
-  const apply = document.getElementById("apply-queues");
+  const apply = /** @type {HTMLButtonElement} */ (document.getElementById("apply-queues"));
+  const file = /** @type {HTMLTextAreaElement} */ (shown.elements.namedItem("file"));
+  const prune = /** @type {HTMLInputElement} */ (shown.elements.namedItem("prune"));
   const run = async (dryRun) => {
     apply.disabled = true;
     try {
-      const text = shown.elements.file.value;
+      const text = file.value;
       const parsed = await ask("/v1/queues/parse", { method: "POST", text });
-      const changes = await ask("/v1/queues", { method: "PUT", body: { ...parsed, prune: shown.elements.prune.checked, dry_run: dryRun } });
+      const changes = await ask("/v1/queues", { method: "PUT", body: { ...parsed, prune: prune.checked, dry_run: dryRun } });
       showOutcome(html`<${Changes} changes=${changes} dryRun=${dryRun} />`);
-      apply.disabled = !dryRun || shown.elements.file.value !== text || !(changes.added.length + changes.changed.length + changes.removed.length);
+      apply.disabled = !dryRun || file.value !== text || !(changes.added.length + changes.changed.length + changes.removed.length);
     } catch (error) {
       showOutcome(html`<p class="problem" role="alert">${error.message}</p>`);
     }

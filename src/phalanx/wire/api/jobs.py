@@ -228,10 +228,11 @@ class JobReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """One job with its attempts, oldest first."""
+    """One job with its attempts, oldest first. `archived`: the month of the archive that has it; empty if it is in the store."""
 
     job: JobView
     attempts: list[AttemptView]
+    archived: str = ""
 
 
 class JobList(msgspec.Struct, frozen=True, kw_only=True):

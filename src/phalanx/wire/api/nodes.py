@@ -116,7 +116,10 @@ class CordonView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservedView(msgspec.Struct, frozen=True, kw_only=True):
-    """A reservation of a node from `start_s` to `end_s`. `holders`: "ada and queue nlp", or "maintenance"; `begun`: it is active."""
+    """A reservation of a node from `start_s` to `end_s`. `holders`: "ada and queue nlp", or "maintenance"; `begun`: it is active.
+
+    `open_ended`: at the start the node is drained until it is returned. `stops`: the jobs on the node that the start stops.
+    """
 
     id: ReservationId
     start_s: float
@@ -124,6 +127,8 @@ class ReservedView(msgspec.Struct, frozen=True, kw_only=True):
     holders: str
     begun: bool = False
     why: str = ""
+    open_ended: bool = False
+    stops: list[JobId] = []
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,7 +259,10 @@ class PowerBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ReservationView(msgspec.Struct, frozen=True, kw_only=True):
-    """A reservation of nodes from `start_s` to `end_s`. Without users and queues it is `maintenance`: no job may use them."""
+    """A reservation of nodes from `start_s` to `end_s`. Without users and queues it is `maintenance`: no job may use them.
+
+    `open_ended`: at the start the nodes are drained until an operator returns them; `end_s` has no meaning.
+    """
 
     id: ReservationId
     nodes: list[NodeId]
@@ -266,6 +274,7 @@ class ReservationView(msgspec.Struct, frozen=True, kw_only=True):
     begun: bool = False
     why: str = ""
     by: str = ""
+    open_ended: bool = False
 
 
 class ReservationList(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,10 +291,13 @@ class ReservationReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Either `maintenance`, or the users and queues that may use the nodes. `time`: the duration, as "4h"; without `start_s` it begins now."""
+    """Either `maintenance`, or the users and queues that may use the nodes. `time`: the duration, as "4h"; without `start_s` it begins now.
+
+    Maintenance without `time` drains the nodes at the start, until an operator returns them.
+    """
 
     nodes: list[NodeId]
-    time: str
+    time: str = ""
     start_s: float | None = None
     users: list[UserId] = []
     queues: list[QueueId] = []
@@ -306,3 +318,48 @@ class ProfileReply(msgspec.Struct, frozen=True, kw_only=True):
     stored_s: float | None = None
     stale: list[str] = []
     slow: list[str] = []
+
+
+class NodeTestsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one test job measured. `drain`: cordon nodes that fail. `threshold`: share below the median of their kind that fails."""
+
+    profile: dict[str, Any]
+    threshold: float | None = None
+    drain: bool = True
+
+
+class NodeTestsView(msgspec.Struct, frozen=True, kw_only=True):
+    """The tests of one node, oldest first; `cordoned`: why it is cordoned now."""
+
+    node: NodeId
+    tests: list[NodeTestView] = []
+    cordoned: str = ""
+
+
+class NodeTestsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Tests by node."""
+
+    nodes: list[NodeTestsView] = []
+
+
+class NodeTestView(msgspec.Struct, frozen=True, kw_only=True):
+    """One test. `passed`: None if there was nothing to compare with; `threshold` and `peers` as in the record."""
+
+    at_s: float
+    by: str
+    job: str
+    passed: bool | None
+    why: str
+    threshold: float
+    peers: int
+    rates: list[NodeRateView]
+
+
+class NodeRateView(msgspec.Struct, frozen=True, kw_only=True):
+    """One rate in FLOP/s or bytes/s, the table's figure for the model, and the median of the kind."""
+
+    what: str
+    value: float
+    table: float | None = None
+    median: float | None = None
+    why: str = ""

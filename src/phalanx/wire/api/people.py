@@ -9,12 +9,20 @@ from phalanx.core.work.users import Action, UserRole
 
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):
-    """A user."""
+    """A user. Of one that signs in at a provider: its issuer, the projects of its groups, and when the provider last confirmed it.
+
+    `refused`: why none of its tokens is valid now, other than being disabled; "" if they are.
+    """
 
     id: UserId
     role: UserRole
     created_s: float = 0.0
     disabled: bool = False
+    provider: str = ""
+    group_projects: list[ProjectId] = []
+    group_admin_of: list[ProjectId] = []
+    confirmed_s: float | None = None
+    refused: str = ""
 
 
 class UserList(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,20 +39,29 @@ class UserReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UserBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A user's settings; absent fields of an existing user stay unchanged."""
+    """A user's settings; absent fields of an existing user stay unchanged. `linked`: the first person of that name at the sign-in provider
+    becomes this user; false: its tokens no longer depend on the provider.
+    """
 
     role: UserRole | None = None
     disabled: bool | None = None
+    linked: bool | None = None
 
 
 class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
-    """A project: an accounting group and its members. `budget`: as "5000 EUR/month"; empty without one."""
+    """A project: an accounting group and its members. `budget`: as "5000 EUR/month"; empty without one. `outputs_bytes`: what nodes may
+    store at the head of its jobs' outputs; 0 for no limit.
+
+    `groups`: at the sign-in provider, whose members belong to it too. Without members and groups it is open to all users.
+    """
 
     id: ProjectId
     members: list[UserId]
     admins: list[UserId]
     created_s: float = 0.0
     budget: str = ""
+    groups: list[str] = []
+    outputs_bytes: int = 0
 
 
 class ProjectList(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,17 +72,21 @@ class ProjectList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProjectReply(msgspec.Struct, frozen=True, kw_only=True):
-    """One project."""
+    """One project. `outputs_used_bytes`: the disk space of its jobs' outputs at the head, up to 10 minutes old; None if not asked for."""
 
     project: ProjectView
+    outputs_used_bytes: int | None = None
 
 
 class ProjectBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A project's settings; absent fields of an existing project stay unchanged. `budget`: "5000 EUR/month", or "none"."""
+    """A project's settings; absent fields of an existing project stay unchanged. `budget`: "5000 EUR/month", or "none". `outputs`: the limit on
+    outputs at the head, "500G" or "none".
+    """
 
     members: list[UserId] | None = None
     admins: list[UserId] | None = None
     budget: str | None = None
+    outputs: str | None = None
 
 
 class TokenView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Records of retention: how long files of ended jobs are kept, and runs that remove them."""
+"""Records of retention: how long files of ended jobs are kept, runs that remove them, and archives of jobs."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class RetentionRun(msgspec.Struct, frozen=True, kw_only=True):
         folders, folders_done: how many folders of jobs there are, and how many it has looked at.
         removed: by kind; in a dry run what would be removed.
         largest: the largest of them.
+        kept_records: jobs that are old enough for an archive, and stay: they have files, are among the newest, or a job depends on them.
     """
 
     number: int
@@ -46,6 +47,7 @@ class RetentionRun(msgspec.Struct, frozen=True, kw_only=True):
     folders_done: int = 0
     removed: dict[str, RemovedFilesSum] = {}
     largest: list[ExpiredFiles] = []
+    kept_records: int = 0
 
 
 class RetentionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,14 +65,53 @@ class RetentionView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The periods that replace the earlier ones: `logs`, `outputs`, `checkpoints`, `uploads`."""
+    """The periods that replace the earlier ones: `logs`, `outputs`, `checkpoints`, `uploads`, `records`."""
 
     periods_s: dict[str, float]
 
 
 class CleanBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to remove now. `kinds`: all, if empty."""
+    """What to remove now. `kinds`: all but `records`, if empty."""
 
     older_than_s: float
     kinds: list[str] = []
     dry_run: bool = False
+
+
+class ArchivedMonth(msgspec.Struct, frozen=True, kw_only=True):
+    """The jobs that ended in one month (UTC). `bytes`: of its files on the disk; a job in two files counts twice."""
+
+    month: str
+    jobs: int
+    files: int
+    bytes: int
+
+
+class ArchiveList(msgspec.Struct, frozen=True, kw_only=True):
+    """All months, oldest first. `folder`: where the files are, on the head."""
+
+    months: list[ArchivedMonth]
+    folder: str
+
+
+class ArchivedJobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One archived job. Times are Unix seconds."""
+
+    id: str
+    seq: int
+    name: str
+    state: str
+    user: str
+    project: str
+    queue: str
+    gpu_milli: int
+    submit_s: float
+    ended_s: float
+    attempts: int
+
+
+class ArchivedJobs(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of the jobs of one month, by number. `next`: goes into `after` for the next page; None at the end."""
+
+    jobs: list[ArchivedJobRow]
+    next: int | None = None

@@ -122,11 +122,18 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
         )
     if board.find(entry) is not None:
         return _behind_others(scheduler, entry)
-    if klass.excluded and any(board.find_need(need) is not None for need in klass.needs):
+    left_out = scheduler.fleet_index.left_out_by(job.spec)
+    if klass.excluded & ~left_out and any(board.find_need(need, left_out) is not None for need in klass.needs):
         said = scheduler.explain_reservation(job)
         full = f"reservation {job.spec.reservation} has not enough free capacity now" if job.spec.reservation else ""
         return WaitReason(
             reason=WaitReasonCode.RESERVATION, detail=said or full or "the nodes that it fits on are reserved"
+        )
+    if left_out and any(board.find_need(need) is not None for need in klass.needs):
+        nodes = sorted(node.id for at, node in enumerate(scheduler.fleet_index.nodes) if not left_out >> at & 1)
+        return WaitReason(
+            reason=WaitReasonCode.RESOURCES,
+            detail=f"only nodes that it leaves out have room now; it may use {_names_text(nodes) or 'no node that is here'}",
         )
     if not klass.uneven_needs:
         return _lacks_capacity(scheduler, klass.needs[0], klass.gpus, klass.excluded)
@@ -143,9 +150,12 @@ def _kinds_text(scheduler: SchedulerView, need: Need) -> str:
 
 
 def _claimed(scheduler: SchedulerView, entry: JobEntry) -> WaitReason:
-    names = sorted({scheduler.fleet_index.nodes[number].id for number, _ in entry.places})
-    named = ", ".join(names[:_NAMED_MAX]) + ("" if len(names) <= _NAMED_MAX else f" and {len(names) - _NAMED_MAX} more")
+    named = _names_text(sorted({scheduler.fleet_index.nodes[number].id for number, _ in entry.places}))
     return WaitReason(reason=WaitReasonCode.CLAIMED, detail=f"waits for running jobs on {named} to save and stop")
+
+
+def _names_text(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED_MAX]) + ("" if len(names) <= _NAMED_MAX else f" and {len(names) - _NAMED_MAX} more")
 
 
 def _behind_others(scheduler: SchedulerView, entry: JobEntry) -> WaitReason:

@@ -298,7 +298,12 @@ class Forecast:
             late = min(late, *(self._place(times, need, excluded)[0] for need in alike))
         if len(ahead) > JOBS_AHEAD_MAX:
             return early, NEVER, f"{len(ahead)} jobs are ahead of it"
-        return early, late, self._unknown_end([*slices, *needs], excluded) if late == NEVER else ""
+        if late < NEVER:
+            return early, late, ""
+        needs = [*slices, *needs]
+        job = None if entry is None else self.trial.snapshot.jobs.get(self.trial.scheduler.job_id_by_seq[entry.seq])
+        left_out = 0 if job is None else self.trial.scheduler.fleet_index.left_out_by(job.spec)
+        return early, late, self._unknown_end(needs, excluded, reserved=excluded & ~left_out)
 
     def _slice_capacity(self, needs: Sequence[Need], excluded: int, ahead: Sequence[JobEntry]) -> tuple[float, float]:
         """When the MIG slices are free. Jobs ahead for slices of the same kinds get theirs first, in the later bound."""
@@ -416,8 +421,8 @@ class Forecast:
             latest_s, found = max(latest_s, start_s), found + nodes
         return latest_s, found
 
-    def _unknown_end(self, needs: Sequence[Need], excluded: int) -> str:
-        """The first job with an unknown end, on nodes that it could use."""
+    def _unknown_end(self, needs: Sequence[Need], excluded: int, *, reserved: int) -> str:
+        """The first job with an unknown end, on nodes that it could use. `reserved`: nodes that only reservations exclude."""
         scheduler = self.trial.scheduler
         kinds = {kind for need in needs for role in need.roles for kind in role.kinds}
         for seq in sorted(scheduler.board.running):
@@ -431,6 +436,8 @@ class Forecast:
                 return f"job {scheduler.job_id_by_seq[seq]} has no time limit, and too few similar jobs have finished"
         if any(scheduler.board.pool_of_node[number] in kinds for number in scheduler.board.foreign_devices):
             return "it waits for devices in use outside Phalanx, whose end is unknown"
+        if any(number in kinds and reserved >> at & 1 for at, number in enumerate(scheduler.board.pool_of_node)):
+            return "nodes that it needs are reserved, now or for a time when it could still run"
         return _UNKNOWN_TEXT[WaitReasonCode.NODES_DOWN]
 
 

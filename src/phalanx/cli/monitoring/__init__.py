@@ -1,0 +1,1 @@
+"""Alert rules and a board for Prometheus and Grafana, made from the declared metrics."""

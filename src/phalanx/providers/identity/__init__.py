@@ -1,0 +1,1 @@
+"""Providers of identities: where people sign in."""

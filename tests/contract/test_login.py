@@ -1,0 +1,220 @@
+"""A command line gets a token by a code that a person types in at the provider, or by a code that their browser brings."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined, index"
+
+import asyncio
+import html
+import re
+import secrets
+import threading
+
+import httpx
+import pytest
+
+from phalanx.api.auth.browser_sessions import CODE_LIFETIME_S, code_challenge
+from phalanx.api.runtime import runtime_of_app
+from phalanx.cli.access import login as login_command
+from phalanx.cli.root import main
+from phalanx.client.clusters import read_clusters
+from phalanx.core.state.events import PutToken
+from phalanx.core.work.sign_in import RECHECK_S
+from tests import oidc_here
+from tests.contract.api_head import TOKENS, code, token_of, until
+from tests.contract.provider_bench import audit, fresh, head_with_secret, set_provider, sign_in
+from tests.contract.test_dashboard_sign_in import Browser, link
+
+DAY_S = 86400.0
+VERIFIER = "v" * 43
+CHALLENGE, STATE = code_challenge(VERIFIER), "s" * 22
+PATH = f"/login/50000/{CHALLENGE}/{STATE}"
+
+
+@pytest.fixture(scope="module")
+def served():
+    with oidc_here.provider() as served:
+        yield served
+
+
+@pytest.fixture
+def head(tmp_path):
+    with head_with_secret(tmp_path) as head:
+        yield head
+
+
+@pytest.fixture
+def provider(served, head, call):
+    fresh(served, head)
+    set_provider(call, served)
+    return served
+
+
+@pytest.fixture
+def browser(call):
+    return Browser(call.url)
+
+
+def ask(call, path, **body):
+    return call.client.post(f"/v1/login/{path}", json=body)
+
+
+def allow(browser, path=PATH, **form):
+    """Press the button of the page; the code that it shows."""
+    reply = browser("POST", path, form={"csrf": browser.csrf, **form}, origin=browser.url)
+    assert reply.status_code == 200, reply.text
+    return re.search(r'<code class="word">([^<]+)</code>', reply.text)[1]
+
+
+def bearer(reply):
+    return {"authorization": f"Bearer {reply.json()['secret']}"}
+
+
+# ---- by a code at the provider ----------------------------------------------------------------------------------------
+
+
+def test_code_that_a_person_types_in_at_the_provider_gives_a_token_that_ends_when_they_leave(head, call, provider):
+    begun = ask(call, "device").json()
+    assert (begun["verification_url"], len(begun["user_code"])) == (f"{provider.issuer}/activate", 8)
+    assert ask(call, "device/token", handle=begun["handle"]).json()["pending"] is True
+    assert not [device for device in provider.devices if device in begun["handle"]]  # it is sealed
+    provider.approve_device()
+    made = ask(call, "device/token", handle=begun["handle"], note="of a test")
+    me = call.client.get("/v1/me", headers=bearer(made)).json()
+    assert (me["user"], me["projects"]) == (provider.present, ["nlp"])
+    assert made.json()["expires_s"] - head.clock.now_s() == pytest.approx(90 * DAY_S, abs=60)
+    lines = [line for line in audit(head) if line[1] == "POST /v1/login/device/token"]
+    assert {(line[0], line[2]) for line in lines} == {(provider.present, "done")}
+    assert code(ask(call, "device/token", handle=begun["handle"])) == (401, "not_signed_in")  # once
+    provider.people[provider.present].left = True
+    head.clock.ahead_s = RECHECK_S + 1
+    runtime = runtime_of_app(head.app)
+    asyncio.run_coroutine_threadsafe(runtime.provider_sign_in.recheck(), runtime._answers.loop).result(60)
+    assert call.client.get("/v1/me", headers=bearer(made)).status_code == 401
+
+
+def test_handle_that_the_head_has_not_made_and_a_person_without_a_group_get_nothing(head, call, provider, browser):
+    sign_in(browser)
+    sealed = head.store.user(provider.present).identity.sealed  # a refresh token is no handle
+    for handle in ("", "x", sealed, TOKENS["admin"]):
+        assert code(ask(call, "device/token", handle=handle)) == (401, "not_signed_in")
+    provider.add("eve", "staff")
+    handle = ask(call, "device").json()["handle"]
+    provider.approve_device()
+    assert code(ask(call, "device/token", handle=handle)) == (403, "not_permitted")
+    refusal = ("unknown", "POST /v1/login/device/token", "not_permitted")
+    until(lambda: refusal in [line[:3] for line in audit(head)])
+    provider.without.add("device_authorization_endpoint")
+    assert call("admin", "POST", "/v1/sign-in/check").status_code == 200
+    assert code(ask(call, "device")) == (404, "not_found")
+
+
+def test_command_saves_the_token_with_the_cluster(call, provider, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(login_command.time, "sleep", lambda _: provider.approve_device())
+    opened = []
+    monkeypatch.setattr(login_command, "open_browser", opened.append)
+    assert main(["login", call.url, "--name", "prod"]) == 0
+    (cluster,) = read_clusters().clusters.values()
+    assert (cluster.name, cluster.url, cluster.user, read_clusters().current) == (
+        "prod",
+        call.url,
+        provider.present,
+        "prod",
+    )
+    me = call.client.get("/v1/me", headers={"authorization": f"Bearer {cluster.token}"})
+    assert me.json()["user"] == provider.present
+    told = capsys.readouterr()
+    assert cluster.token not in told.out + told.err
+    assert "user_code=" in opened[0]
+    assert main(["config", "remove", "prod", "--revoke"]) == 0
+    assert read_clusters().clusters == {}
+    assert call.client.get("/v1/me", headers={"authorization": f"Bearer {cluster.token}"}).status_code == 401
+
+
+# ---- by a browser -----------------------------------------------------------------------------------------------------
+
+
+def test_browser_gives_a_token_once_to_who_has_the_verifier(head, call, provider, browser):
+    sign_in(browser)
+    shown = browser("GET", PATH)
+    assert provider.present in shown.text
+    made = ask(call, "token", code=allow(browser), verifier=VERIFIER)
+    assert made.status_code == 200, made.text
+    assert call.client.get("/v1/me", headers=bearer(made)).json()["user"] == provider.present
+    assert made.json()["expires_s"] - head.clock.now_s() == pytest.approx(90 * DAY_S, abs=60)  # not 12 h
+    given = allow(browser)
+    assert code(ask(call, "token", code=given, verifier="w" * 43)) == (401, "not_signed_in")
+    assert code(ask(call, "token", code=given, verifier=VERIFIER)) == (401, "not_signed_in")  # the attempt used it up
+    late = allow(browser)
+    head.clock.ahead_s = CODE_LIFETIME_S + 1
+    assert code(ask(call, "token", code=late, verifier=VERIFIER)) == (401, "not_signed_in")
+
+
+def test_codes_of_links_and_of_logins_are_not_interchangeable(call, browser):
+    browser.sign_in()
+    path = link(call)
+    for verifier in ("", VERIFIER):
+        assert code(ask(call, "token", code=path.partition("=")[2], verifier=verifier)) == (401, "not_signed_in")
+        path = link(call)
+    assert browser("GET", f"/sign-in?code={allow(browser)}").status_code == 401
+
+
+def test_token_is_no_wider_and_no_longer_than_that_of_the_session(head, call, browser):
+    ends_s = head.clock.now_s() + 3600.0
+    scope = frozenset({"see", "own_tokens"})
+    head.ask(PutToken(token=token_of("root", "narrow and short", scope=scope, expires_s=ends_s)))
+    browser.sign_in("narrow and short")
+    made = ask(call, "token", code=allow(browser), verifier=VERIFIER)
+    assert made.json()["expires_s"] == ends_s
+    assert call.client.get("/v1/me", headers=bearer(made)).json()["scope"] == sorted(scope)
+    head.ask(PutToken(token=token_of("root", "only to look", scope=frozenset({"see"}))))
+    browser.sign_in("only to look")
+    assert browser("GET", PATH).status_code == 403
+    assert browser("POST", PATH, form={"csrf": browser.csrf}, origin=browser.url).status_code == 403
+
+
+def test_other_pages_and_other_sessions_get_no_code(call, browser):
+    assert browser("GET", PATH).status_code == 401
+    assert browser("POST", PATH, form={"csrf": ""}, origin=browser.url).status_code == 401
+    browser.sign_in()
+    for csrf in ("", "guessed"):
+        assert browser("POST", PATH, form={"csrf": csrf}, origin=browser.url).status_code == 403
+    for headers in (
+        {"origin": "http://evil.example"},
+        {"sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "same-site"},
+    ):
+        assert browser("GET", PATH, **headers).status_code == 403
+        assert browser("POST", PATH, form={"csrf": browser.csrf}, **headers).status_code == 403
+    for path in (f"/login/80/{CHALLENGE}/{STATE}", f"/login/50000/x/{STATE}", f"/login/50000/{CHALLENGE}/x"):
+        assert browser("GET", path).status_code == 400
+    assert 'action="/sign-in"' in Browser(call.url)("GET", PATH).text  # it leads back after the sign-in
+    assert f'value="{PATH}"' in Browser(call.url)("GET", PATH).text
+
+
+def test_command_takes_the_code_of_its_own_login_only(call, browser, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    browser.sign_in()
+    words = []
+
+    def person(url):
+        def go():
+            path = url.removeprefix(call.url)
+            port = path.split("/")[2]
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False) as client:
+                assert client.get("/", params={"code": "c" * 43, "state": secrets.token_urlsafe(16)}).status_code == 403
+            words.append(re.search(r'class="word">(\w{4}-\w{4})<', browser("GET", path).text)[1])
+            page = browser("POST", path, form={"csrf": browser.csrf}, origin=browser.url).text
+            back = html.unescape(re.search(r'href="(http://127.0.0.1:[^"]+)"', page)[1])
+            assert httpx.get(back, trust_env=False, verify=False).status_code == 200
+
+        threading.Thread(target=go, daemon=True).start()
+        return True
+
+    monkeypatch.setattr(login_command, "open_browser", person)
+    assert main(["login", call.url, "--browser"]) == 0
+    (cluster,) = read_clusters().clusters.values()
+    assert (cluster.name, cluster.user) == ("127.0.0.1", "ada")
+    told = capsys.readouterr().err
+    assert words == re.findall(r"word: (\w{4}-\w{4})", told)
+    assert cluster.token not in told

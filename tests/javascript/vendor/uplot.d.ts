@@ -1,0 +1,1 @@
+export default class uPlot { constructor(options: object, values: unknown[][], place: Element); }
