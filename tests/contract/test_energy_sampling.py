@@ -138,3 +138,17 @@ def test_energy_waits_until_the_heads_index_of_a_device_is_known(gpus, tmp_path,
         sending.wait(lambda: len(sending.requests) >= 2)
     assert all(request.energy == [] for request in sending.requests)
     assert all(request.devices for request in sending.requests)
+
+
+def test_the_end_of_an_attempt_does_not_wait_for_the_next_report(gpus, tmp_path, monkeypatch):
+    with Sending(gpus, tmp_path, monkeypatch) as sending:
+        monkeypatch.setattr(sending.sampler, "_pace", lambda: 3600.0)
+        sending.sampler.fresh_samples(PATIENCE_S)
+        count = len(sending.requests)
+        sending.sampler.sample_now()
+        sending.sampler.fresh_samples(PATIENCE_S)
+        assert len(sending.requests) == count, "a begin waits"
+        sending.sampler.sample_now(send=True)
+        sending.wait(lambda: len(sending.requests) == count + 1)
+        begin, end = (one for one in sending.requests[-1].energy[-4:] if one.index == 0)
+        assert begin.at_ns < end.at_ns

@@ -32,6 +32,7 @@ from phalanx.wire.rank import boottime_ns
 BUSY_S: Final = 1.0
 IDLE_S: Final = 5.0
 _SMALL_S: Final = 2.0  # a fleet that renews as often as this is small enough for a sample of every node each second
+_SOON_S: Final = 0.25  # at least, between two reports at the end of attempts: short jobs may end many times a second
 _ASK_S: Final = 3.0
 _READINGS_MAX: Final = 4096  # of energy that wait for a head that does not answer; 256 attempts on 8 devices
 _READINGS_SENT_MAX: Final = 1024  # of those, in one request: 0.3 MB; the head takes at most 1 MiB
@@ -76,6 +77,7 @@ class Sampler:
         self._readings: deque[wire.EnergyReading] = deque(maxlen=_READINGS_MAX)  # not answered yet
         self._pace = renew_interval_s
         self._reported_s = -math.inf
+        self._send_soon = False  # the sample that was asked for is not to wait for the next report
         self._connection = HeadConnection(access)
         self._probe = probe
         self._host = HostLoad(time.monotonic)
@@ -105,21 +107,27 @@ class Sampler:
             self._fresh.wait_for(lambda: self._answered >= asked or self._ended.is_set(), timeout_s)
             return self._latest
 
-    def sample_now(self) -> None:
-        """Take a sample soon, so that the energy is read at this moment; does not wait."""
+    def sample_now(self, *, send: bool = False) -> None:
+        """Take a sample soon, so that the energy is read at this moment; does not wait.
+
+        Args:
+            send: report it at once too, as if jobs ran: should this supervisor die before, nobody knows what was drawn until then.
+        """
         with self._fresh:
             self._asked += 1
+            self._send_soon |= send
             self._wake.set()
 
     def run(self) -> None:
         """Run until the supervisor ends."""
-        sampled_s = -IDLE_S
+        sampled_s, send_soon = -IDLE_S, False
         while not self._ended.is_set():
             with self._fresh:
-                asked = self._asked
+                asked, send_soon = self._asked, send_soon or self._send_soon
+                self._send_soon = False
                 self._wake.clear()
             jobs = self._busy()
-            if not jobs and asked == self._answered and time.monotonic() - sampled_s < IDLE_S:
+            if not (jobs or send_soon) and asked == self._answered and time.monotonic() - sampled_s < IDLE_S:
                 self._wake.wait(BUSY_S)
                 continue
             sampled_s = time.monotonic()
@@ -143,7 +151,9 @@ class Sampler:
             if at_boundary:
                 self._readings.extend(read)
             every_s = report_every_s(self._pace(), busy=bool(jobs))
-            if sampled_s - self._reported_s > every_s - BUSY_S / 2:  # the loop runs about once a second
+            # The loop runs about once a second.
+            if sampled_s - self._reported_s > (_SOON_S if send_soon else every_s - BUSY_S / 2):
+                send_soon = False
                 self._reported_s = sampled_s
                 waiting = list(islice(self._readings, _READINGS_SENT_MAX))
                 # In the order of time: the head drops a reading that is older than the newest.
@@ -152,7 +162,7 @@ class Sampler:
                 if self._report(taken, jobs, every_s, readings):
                     for _ in waiting:
                         self._readings.popleft()
-            self._wake.wait(BUSY_S)
+            self._wake.wait(_SOON_S if send_soon else BUSY_S)
 
     def _bind(self) -> None:
         if not isinstance(self._probe, VirtualProbe):

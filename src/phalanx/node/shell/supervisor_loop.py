@@ -360,7 +360,7 @@ class SupervisorLoop:
                 self._inbox.put(member_start.start_member_tasks(member, action, self._services))
                 probe_until_closed(member, self._inbox.put)
                 return
-            self._sampler.sample_now()  # its processes have ended
+            self._sampler.sample_now(send=True)  # its processes have ended
             tail = member_start.close_member(member, action.tail_of, self._services)
             over = OutputDrained(key=action.key, tail=tail)
             self._uploads.finish_member(member, lambda: self._inbox.put(over))
