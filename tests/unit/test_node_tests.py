@@ -46,6 +46,12 @@ def test_nodes_that_differ_widely_do_not_fail_for_it():
     assert failing(judge(profile(n0=160.0, n1=120.0, n2=80.0, n3=60.0, n4=32.0))) == {}
 
 
+def test_two_nodes_that_differ_do_not_hide_a_third_that_nearly_stands_still():
+    # The median is 140 and 60 a usual deviation, so that no rate at all would be unusual.
+    assert failing(judge(profile(n0=200.0, n1=20.0, n2=140.0))) == {"n1": "memory 86% below the median of 3 nodes"}
+    assert failing(judge(profile(n0=200.0, n1=40.0, n2=140.0))) == {}
+
+
 def test_real_node_is_compared_with_its_model_and_with_earlier_tests_of_its_kind():
     table = table_rates(H100)
     half = table["memory"] * 0.49

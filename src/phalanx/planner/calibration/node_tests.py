@@ -1,7 +1,9 @@
 """Judge measured nodes: against the facts table of their model, and against the other nodes of their kind. Pure.
 
 A rate fails if it is less than half of the table's figure, or if it is further below the median of its kind than both the threshold and the usual
-spread of the nodes. Half, because the table has peaks, which no program reaches: good matrix products come to 60 to 80 % of them.
+spread of the nodes. Half, because the table has peaks, which no program reaches: good matrix products come to 60 to 80 % of them. Less than a
+quarter of the median counts as unusual however widely the nodes differ: of three nodes, two that differ by a quarter would hide a third that
+nearly stands still.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ THRESHOLD: Final = 0.3
 """Default share below the median that fails. Bad GPUs take up to 1.5 times the median time, which is a rate 33 % lower; healthy ones of one kind
 differ by 8 %. Source: P. Sinha et al., "Not All GPUs Are Created Equal", 2022 (arXiv 2208.11035)."""
 TABLE_SHARE: Final = 0.5
+UNUSUAL_SHARE: Final = 0.25  # of the median; below that no spread of the others excuses a node
 PEERS_MIN: Final = 3  # with two nodes the median lies between them, and either may be at fault
 SPREAD: Final = 3.0 * 1.4826
 """Median absolute deviations below the median that count as unusual: three standard deviations of normally distributed values.
@@ -82,7 +85,8 @@ def _judge(what: str, value: float, table: float | None, peers: Sequence[float],
     why = ""
     if median is not None:
         spread = statistics.median(abs(one - median) for one in peers)
-        if value < (1.0 - threshold) * median and value < median - SPREAD * spread:
+        usual = max(median - SPREAD * spread, UNUSUAL_SHARE * median)
+        if value < min((1.0 - threshold) * median, usual):
             why = f"{what} {1.0 - value / median:.0%} below the median of {len(peers)} nodes"
     if not why and table is not None and value < TABLE_SHARE * table:
         why = f"{what} at {value / table:.0%} of the model's figure"
