@@ -28,6 +28,7 @@ EXTRAS = {
     "psycopg": "store",
     "authlib": "providers/identity",
     "joserfc": "providers/identity",
+    "opentelemetry": "providers/tracing",
 }
 
 # The standard library as core may see it: values, types and arithmetic.
@@ -139,12 +140,14 @@ def test_control_plane_imports_without_any_extra():
         for name in ours()
         if name not in bare and not rests_on_an_extra(name) and not name.startswith("phalanx.torch")
     ]
+    # FastAPI brings OpenTelemetry's API, but not its SDK and exporters.
+    absent = set(EXTRAS) - {"opentelemetry"} | {"opentelemetry.sdk", "opentelemetry.exporter"}
     done = python(
         "import importlib, importlib.abc, sys\n"
-        f"absent = {set(EXTRAS)!r}\n"
+        f"absent = {absent!r}\n"
         "class Absent(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in absent: raise ModuleNotFoundError(f'{name} is not installed here', name=name)\n"
+        "        if absent & {name.split('.')[0], '.'.join(name.split('.')[:2])}: raise ModuleNotFoundError(f'{name} is not installed here', name=name)\n"
         "sys.meta_path.insert(0, Absent())\n"
         f"for name in {wanted!r}:\n"
         "    if not name.endswith('.__main__'): importlib.import_module(name)\n"
@@ -394,7 +397,7 @@ def test_every_dependency_is_pinned():
 
 
 def test_extras_are_the_promised_ones():
-    promised = {"torch", "ray", "slurm", "kubernetes", "postgres", "oidc", "dev"}
+    promised = {"torch", "ray", "slurm", "kubernetes", "postgres", "oidc", "otel", "dev"}
     assert set(project_file()["project"]["optional-dependencies"]) == promised
 
 

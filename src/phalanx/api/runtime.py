@@ -25,6 +25,7 @@ from phalanx.api.live.exec_sessions import ExecSessionRegistry
 from phalanx.api.live.fleet_feed import FleetFeed
 from phalanx.api.live.history_tail import newest_seq
 from phalanx.api.live.hub import Broadcast, FollowerHub
+from phalanx.api.live.job_tracer import JobTracer
 from phalanx.api.nodes.file_cleaner import FileCleaner
 from phalanx.api.nodes.output_usage import OutputUsage
 from phalanx.api.nodes.retention import PendingUploads, RetentionWorker
@@ -88,6 +89,11 @@ class ApiRuntime:
         self.output_copies = OutputCopies(services.output_root)
         self.output_usage = OutputUsage(services, self.output_copies)
         self.channel_sender = ChannelSender(services, partial(newest_seq, services.store))
+        self.job_tracer = (
+            None
+            if services.tracing is None
+            else JobTracer(services, services.tracing, partial(newest_seq, services.store))
+        )
         self.archives = JobArchives(services.archive_root, version=services.version, clock_s=services.clock.now_s)
         self.file_cleaner = FileCleaner(services, self.checkpoint_copies, self.output_copies, self.archives)
         self.pending_uploads = PendingUploads()
@@ -200,6 +206,8 @@ class ApiRuntime:
         settling.start()
         if self.services.notifier is not None:
             self.channel_sender.start()
+        if self.job_tracer is not None:
+            self.job_tracer.start()
         self._upkeep = asyncio.get_running_loop().create_task(self._run_upkeep())
         self._rechecks = asyncio.get_running_loop().create_task(self._run_rechecks())
 
@@ -253,6 +261,8 @@ class ApiRuntime:
         self.hub.close()
         self.fleet_feed.close()
         self.channel_sender.close()
+        if self.job_tracer is not None:
+            self.job_tracer.close()
         self.sessions.close()
 
     async def wait_for_websockets(self, timeout_s: float) -> None:

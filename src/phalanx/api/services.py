@@ -35,6 +35,7 @@ from phalanx.ports.election import HeadRecord, Leader
 from phalanx.ports.identity import IdentityProvider
 from phalanx.ports.logs import Logs
 from phalanx.ports.notifier import Notifier
+from phalanx.ports.span_exporter import JobSpanExporter
 from phalanx.ports.store import Store
 from phalanx.store.history.recorder import HistoryRecorder
 from phalanx.wire.join import JoinArguments, JoinReply, JoinRequest
@@ -294,6 +295,15 @@ def per_user_share(places: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobTracing:
+    """Where traces of ended jobs go, and the stored position in the history up to which they were sent; None before the first."""
+
+    exporter: JobSpanExporter
+    read_position: Callable[[], int | None]
+    write_position: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadServices:
     """The services and settings that `build_app` needs.
 
@@ -317,6 +327,7 @@ class HeadServices:
         state_totals: the thousandths of devices in each state now.
         waste: what is wasted now.
         notifier: sends messages to services outside; None if this head sends none.
+        tracing: exports traces of ended jobs; None if this head exports none.
         identity: signs people in at the provider of the settings; None if this head cannot.
         offer: returns what a node has, given the name of a provider and its text; raises BadRequest. None without providers.
     """
@@ -350,6 +361,7 @@ class HeadServices:
     state_totals: Callable[[], dict[UsageState, int]] = dict
     waste: Callable[[], WasteNow] = WasteNow
     notifier: Notifier | None = None
+    tracing: JobTracing | None = None
     identity: IdentityProvider | None = None
     hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
     limits: ApiLimits = field(default_factory=ApiLimits)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from phalanx import __version__
 from phalanx.api.app import build_app
 from phalanx.api.http.server import ApiServer, TlsSocket
-from phalanx.api.services import HeadServices
+from phalanx.api.services import HeadServices, JobTracing
 from phalanx.app.audit_checkpoints import FileAuditCheckpoints
 from phalanx.app.clock import SystemClock
 from phalanx.app.engines import create_engines, engine_context
@@ -65,6 +65,8 @@ from phalanx.ports.engine import Discovery
 from phalanx.providers.identity.oidc import OidcProvider
 from phalanx.providers.notifications.apprise_notifier import AppriseNotifier
 from phalanx.providers.registry import provider_type
+from phalanx.providers.tracing.otlp_exporter import OtlpExporter
+from phalanx.providers.tracing.position_file import PositionFile
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.history.recorder import HistoryRecorder
 from phalanx.store.logs.files import FileLogs
@@ -230,6 +232,7 @@ class Head:
                 state_totals=self._usage.state_totals,
                 waste=self._usage.waste,
                 notifier=AppriseNotifier(),
+                tracing=self._tracing(),
                 identity=OidcProvider(self._home.path_of("secrets"), self._clock.now_s),
                 clock=self._clock,
                 node_secret=self._secret,
@@ -251,6 +254,14 @@ class Head:
         )
         app.router.on_startup.append(self._on_ready)
         return ApiServer(app, tls=tls)
+
+    def _tracing(self) -> JobTracing | None:
+        """Return where traces of jobs go; None without a collector."""
+        if not self._options.otlp:
+            return None
+        position = PositionFile(self._files("trace_position"))
+        exporter = OtlpExporter(self._options.otlp, __version__)
+        return JobTracing(exporter=exporter, read_position=position.read, write_position=position.write)
 
     def _ca(self) -> CertificateAuthority:
         """Return the CA; `cryptography` is imported only if needed."""

@@ -20,6 +20,7 @@ from phalanx.core.units import parse_duration_s
 from phalanx.core.work.extras import parse_offers
 from phalanx.engines.registry import DEFAULT_ENGINE, engine_type, selectable_engines
 from phalanx.ports.engine import EngineType, HeadSetup, LocalNode
+from phalanx.providers.tracing.otlp_exporter import check_endpoint
 
 PORT_DEFAULT: Final = 7600
 REVIVE_AFTER_S: Final = (
@@ -35,6 +36,7 @@ class HeadOptions:
         previous_lease_s: the lease of the previous head, which supervisors may still have; 0 if there was none.
         store: the database that several heads share; empty for a file of this head. `previous_store`: as stored in this folder.
         nodes: nodes of this machine, which the engine brings up.
+        otlp: the URL to which traces of jobs are posted; empty for none.
         shared_files: the directory that these heads share for files of jobs; empty if each head uses its own folder.
     """
 
@@ -55,6 +57,7 @@ class HeadOptions:
     store: str = ""
     previous_store: str = ""
     shared_files: str = ""
+    otlp: str = ""
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -90,6 +93,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     for option in (option for engine in engines for option in engine.options):
         parser.add_argument(f"--{option.name}", default=None, metavar=option.metavar, help=option.help)
+    parser.add_argument("--otlp", default=None, help="URL of an OpenTelemetry collector for traces of jobs; off: none")
     add_store_arguments(parser)
     add_scheduler_arguments(parser)
     return parser.parse_args(argv)
@@ -111,6 +115,8 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
         raise Conflict(f"--lease {lease_s} is out of range: use 1 to 3600 seconds")
     listen = given.listen if given.listen is not None else before.get("listen") or "off"
     life = given.token_life_max if given.token_life_max is not None else before.get("token_life_max") or "off"
+    otlp = given.otlp if given.otlp is not None else before.get("otlp") or "off"
+    otlp_endpoint = "" if otlp == "off" else check_endpoint(otlp)
     scheduling = scheduler_settings(given, before.get("scheduling"))
     policy = build_policy(scheduling)
     store = store_options(given, home, before)
@@ -153,6 +159,7 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
         "jobs_as": jobs_as,
         "token_life_max": life,
         "files": store.files,
+        "otlp": otlp,
     }
     return HeadOptions(
         state_folder=home,
@@ -171,6 +178,7 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
         store=store.address,
         previous_store=store.previous_address,
         shared_files=store.files,
+        otlp=otlp_endpoint,
         token_life_max_s=None if life == "off" else parse_duration_s(life, what="--token-life-max"),
     )
 

@@ -89,6 +89,22 @@ FAMILIES: Final = {
             sometimes=True,
         ),
         MetricFamily("phalanx_history_stored_age_seconds", "Time since history was last stored.", sometimes=True),
+        MetricFamily(
+            "phalanx_trace_spans_exported",
+            "Spans of jobs that the collector of traces accepted.",
+            counter=True,
+            sometimes=True,
+        ),
+        MetricFamily(
+            "phalanx_trace_jobs_dropped",
+            "Ended jobs whose traces were given up, because the collector did not accept them.",
+            counter=True,
+            sometimes=True,
+        ),
+        MetricFamily("phalanx_trace_jobs_waiting", "Ended jobs whose traces wait for the collector.", sometimes=True),
+        MetricFamily(
+            "phalanx_trace_export_failing", "1 while the collector of traces accepts nothing.", sometimes=True
+        ),
         MetricFamily("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %).", _DEVICE_LABELS),
         MetricFamily("DCGM_FI_DEV_FB_USED", "Framebuffer memory used (in MiB).", _DEVICE_LABELS),
         MetricFamily("DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB).", _DEVICE_LABELS),

@@ -73,6 +73,7 @@ class _Head(Collector):
         yield from _waste(services)
         yield from _head(self._runtime)
         yield from _history(services)
+        yield from _traces(self._runtime)
         yield from _devices(services, nodes)
 
 
@@ -175,6 +176,16 @@ def _history(services: HeadServices) -> Iterator[Metric]:
     yield _single("phalanx_history_failing", bool(found.problem))
     yield _single("phalanx_history_lost_hours", found.lost)
     yield _single("phalanx_history_stored_age_seconds", max(0.0, services.clock.now_s() - found.stored_s))
+
+
+def _traces(runtime: ApiRuntime) -> Iterator[Metric]:
+    tracer = runtime.job_tracer
+    if tracer is None:
+        return
+    yield _single("phalanx_trace_spans_exported", tracer.exported)
+    yield _single("phalanx_trace_jobs_dropped", tracer.dropped)
+    yield _single("phalanx_trace_jobs_waiting", tracer.pending)
+    yield _single("phalanx_trace_export_failing", bool(tracer.failure))
 
 
 def _devices(services: HeadServices, nodes: list[Node]) -> Iterator[Metric]:

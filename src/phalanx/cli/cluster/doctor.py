@@ -18,6 +18,7 @@ from phalanx.cli.cluster.state_folder import (
     home_folder,
     is_alive,
     listen_url,
+    read_cluster_file,
 )
 from phalanx.cli.cluster.systemd_unit import HEAD_UNIT, NODE_UNIT, unit_state
 from phalanx.cli.connection import PROBE_S, PROVIDER_ANSWER_S, connect
@@ -139,6 +140,7 @@ def _head_findings(home: str) -> Iterator[Finding]:
         yield _history(head)
         if record is not None:
             yield _listen_address(home)
+            yield from _traces(home)
     except NotSignedIn as error:
         yield Finding(
             what="token",
@@ -178,6 +180,14 @@ def _listen_address(home: str) -> Finding:
         level=Severity.OK,
         says=f"other servers can join at {listen}; phalanx join --print prints the command for them",
     )
+
+
+def _traces(home: str) -> Iterator[Finding]:
+    """Report where traces of jobs go; nothing without a collector."""
+    collector = str(read_cluster_file(home).get("otlp") or "off")
+    if collector != "off":
+        says = f"of ended jobs are sent to {collector}"
+        yield Finding(what="traces", level=Severity.OK, says=says)
 
 
 def _fix_for_silence(record: RecordedHead, home: str) -> str:

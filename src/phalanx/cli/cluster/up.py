@@ -111,6 +111,11 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--token-life-max", metavar="TIME", help="Maximum lifetime of tokens, for example 30d; off: no limit.")
 @click.option(
+    "--otlp",
+    metavar="URL",
+    help="OpenTelemetry collector that receives a trace of each ended job, for example http://127.0.0.1:4318; off: none.",
+)
+@click.option(
     "--policy",
     metavar="NAME",
     help="Scheduling policy: default, fifo, skip, backfill, las, fair, makespan or MODULE:CLASS.",

@@ -70,9 +70,11 @@ HEAD_ONLY_VARIABLES: Final = frozenset(
         "PGSSLKEY",
         "PGSSLPASSWORD",
         "CREDENTIALS_DIRECTORY",
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
     }
 )
-"""Variables with which the head opens its database, or gets secrets from a service manager. A job that needs one sets its own value.
+"""Variables with which the head opens its database or its collector of traces, or gets secrets from a service manager. A job that needs one sets its own value.
 Source: PostgreSQL's manual, libpq, "Environment Variables"; systemd.exec(5)."""
 CLIENT_VARIABLES: Final = frozenset(
     {"PHALANX_URL", "PHALANX_TOKEN", "PHALANX_HOME"}
