@@ -50,7 +50,8 @@ class Throttle:
                     yield int(name)
 
     def run(self):
-        pids, looked_s = [], 0.0
+        pids: list[int] = []
+        looked_s = 0.0
         while not self.ended.is_set():
             for number, pause_s in ((signal.SIGSTOP, STOPPED_S), (signal.SIGCONT, RUNNING_S)):
                 for pid in pids:
