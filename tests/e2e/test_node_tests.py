@@ -61,7 +61,7 @@ class Throttle:
                         looked_s = 0.0
                 self.ended.wait(pause_s)
                 # Looking takes longer than a burst of the measurement, so the ranks that are known stand still meanwhile.
-                if number == signal.SIGSTOP and time.monotonic() - looked_s > 1.0:
+                if number == signal.SIGSTOP and not (pids and time.monotonic() - looked_s < 1.0):
                     pids, looked_s = list(self.ranks()), time.monotonic()
 
 

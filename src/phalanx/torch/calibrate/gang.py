@@ -17,6 +17,7 @@ from phalanx.torch.calibrate.timing import burst_times_s, time_once_s
 
 BUDGET_S: Final = 1.0
 """Time for the repeats of one measurement; a tenth of it with `quick`. Our choice: fifty measurements take a minute."""
+TRIES: Final = 5  # of which the shortest gives the number of runs in a burst
 REPEATS_MIN, REPEATS_MAX = 3, 50
 """Repeats of one measurement: a median needs three, and more than fifty do not change it."""
 
@@ -122,7 +123,9 @@ class CalibrationGang:
         """
         work()
         self.barrier()
-        once_s = max(self.maximum(time_once_s(work, self.device)), 1e-9)
+        # One run that was interrupted would make bursts too short to show that the others are too.
+        tries = TRIES if burst_s else 1
+        once_s = max(self.maximum(min(time_once_s(work, self.device) for _ in range(tries))), 1e-9)
         burst = max(1, math.ceil(burst_s / once_s))
         repeats = min(REPEATS_MAX, max(REPEATS_MIN, int(self.budget_s / (once_s * burst))))
         self.barrier()
