@@ -109,6 +109,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/contract/test_dashboard_browser.py",
     "tests/contract/test_dashboard_types.py",
     "tests/contract/test_provider_browser.py",
+    "tests/e2e/test_upgrade.py",
     "tests/contract/test_engine_contract.py::test_a_preempted_training_saves_and_resumes_where_it_was",
     "tests/contract/test_engine_contract.py::test_a_training_whose_node_dies_goes_on_elsewhere_from_its_checkpoint",
     "tests/contract/test_packages_contract.py",
@@ -302,6 +303,11 @@ SHARDS: tuple[Shard, ...] = (
         tests=("tests/packaging/test_deb.py", "tests/packaging/test_image.py"),
         sources=("app", "cli/cluster", "core"),
         needs=("deb-tools", "image-tools"),
+    ),
+    Shard(
+        title="an upgrade from earlier commits, and the way back",
+        tests=("tests/e2e/test_upgrade.py",),
+        sources=("app", "store", "engines/local", "node/shell"),
     ),
     Shard(
         title="hostile input: every option of every command",

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Build phalanx_VERSION_ARCH.deb: Phalanx with all it imports in /usr/lib/phalanx, beside the system's Python and not in it.
+# The files come in /usr/lib/phalanx/package and run from hard links in /usr/lib/phalanx/BUILD, which postinst makes: an upgrade replaces the
+# former, and programs of the old release go on with the latter.
 #   packaging/deb/build.sh PYTHON WHEEL OUT [VERSION]
 # PYTHON: of this checkout's .venv, of the minor version of the target's Debian (3.11 for Debian 12).
 set -euo pipefail
@@ -12,7 +14,7 @@ architecture=$(dpkg --print-architecture)
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 tree=$stage/tree
-venv=$tree/usr/lib/phalanx
+venv=$tree/usr/lib/phalanx/package
 site=$venv/lib/python3.$minor/site-packages
 
 mkdir -p "$venv/bin" "$site" "$tree/usr/bin" "$tree/DEBIAN" "$tree/etc/phalanx" "$tree/lib/systemd/system" \
@@ -24,9 +26,11 @@ ln -s "/usr/bin/python3.$minor" "$venv/bin/python"
   --constraint "$root/constraints.txt" "$wheel[postgres,oidc]"
 mv "$site/share" "$venv/share" # `phalanx demo` finds its example there
 rm -rf "${site:?}/bin" "$venv/share/man"
-"$python" -m compileall -q --invalidation-mode unchecked-hash -s "$tree" -p / "$site" || true # a package may ship files of other Pythons
-cat >"$venv/bin/phalanx" <<'EOF'
-#!/usr/lib/phalanx/bin/python -P
+digest=$(cd "$venv" && find . -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -c1-12)
+build=/usr/lib/phalanx/$version-$digest
+"$python" -m compileall -q --invalidation-mode unchecked-hash -s "$venv" -p "$build" "$site" || true # a package may ship files of other Pythons
+cat >"$venv/bin/phalanx" <<EOF
+#!$build/bin/python -P
 import sys
 
 from phalanx.app.cli import main
@@ -35,7 +39,11 @@ sys.argv[0] = "phalanx"
 main()
 EOF
 chmod 755 "$venv/bin/phalanx"
-ln -s ../lib/phalanx/bin/phalanx "$tree/usr/bin/phalanx"
+ln -s "../..$build/bin/phalanx" "$tree/usr/bin/phalanx"
+# The Python of the installed release, for units that administrators write: they outlive a release.
+printf '#!/bin/sh\nexec %s/bin/python "$@"\n' "$build" >"$tree/usr/lib/phalanx/python"
+chmod 755 "$tree/usr/lib/phalanx/python"
+echo /usr/lib/phalanx/python >"$venv/lasting-python"
 
 "$python" "$root/docs/man_pages.py" "$stage/man"
 for page in "$stage"/man/*.1; do gzip -9n <"$page" >"$tree/usr/share/man/man1/$(basename "$page").gz"; done
@@ -44,14 +52,17 @@ command=("$python" -P -m phalanx.app.cli)
 "${command[@]}" completion zsh >"$tree/usr/share/zsh/vendor-completions/_phalanx"
 "${command[@]}" completion fish >"$tree/usr/share/fish/vendor_completions.d/phalanx.fish"
 interpreter=$("$python" -c 'import sys; print(sys.executable)')
-"${command[@]}" up --systemd --system 2>/dev/null | sed "s#$interpreter#/usr/lib/phalanx/bin/python#" >"$tree/lib/systemd/system/phalanx-head.service"
-"${command[@]}" join --systemd --system 2>/dev/null | sed "s#$interpreter#/usr/lib/phalanx/bin/python#" >"$tree/lib/systemd/system/phalanx-node.service"
+"${command[@]}" up --systemd --system 2>/dev/null | sed "s#$interpreter#/usr/lib/phalanx/python#" >"$tree/lib/systemd/system/phalanx-head.service"
+"${command[@]}" join --systemd --system 2>/dev/null | sed "s#$interpreter#/usr/lib/phalanx/python#" >"$tree/lib/systemd/system/phalanx-node.service"
 cp "$here/head.env" "$tree/etc/phalanx/head.env"
 cp "$root/LICENSE" "$tree/usr/share/doc/phalanx/copyright"
 gzip -9n <"$root/CHANGELOG.md" >"$tree/usr/share/doc/phalanx/changelog.gz"
 
 echo /etc/phalanx/head.env >"$tree/DEBIAN/conffiles"
-for script in postinst prerm postrm; do install -m 755 "$here/$script" "$tree/DEBIAN/$script"; done
+for script in postinst prerm postrm; do
+  sed "s#@BUILD@#$build#" "$here/$script" >"$tree/DEBIAN/$script"
+  chmod 755 "$tree/DEBIAN/$script"
+done
 cat >"$tree/DEBIAN/control" <<EOF
 Package: phalanx
 Version: $version

@@ -21,6 +21,16 @@ pytestmark = [
     ),
 ]
 
+IMPORTS_LATE = """
+import pkgutil, sys
+import phalanx
+sys.stdin.readline()
+for module in pkgutil.walk_packages([*phalanx.__path__], "phalanx."):
+    if module.name.startswith(("phalanx.node.shell", "phalanx.node.logic", "phalanx.wire", "phalanx.core")):
+        __import__(module.name)
+print(*{module.__file__.partition("/python3")[0] for name, module in sys.modules.items() if name.startswith("phalanx")})
+"""
+
 
 class Tree:
     """A Debian without a running systemd."""
@@ -56,6 +66,14 @@ class Tree:
 
     def json(self, *words):
         return json.loads(self.run("phalanx", *words, "--json"))
+
+    def start(self, *words):
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen(["chroot", self.folder, *words], text=True, **pipes)
+
+    def builds(self):
+        """The folders from which programs of the package run."""
+        return sorted(path.name for path in (self.folder / "usr/lib/phalanx").glob("*-*"))
 
     def install(self, package):
         shutil.copy(package, self.folder / "tmp" / "phalanx.deb")
@@ -112,15 +130,23 @@ def test_the_package_is_installed_upgraded_with_a_job_removed_and_purged(package
         == ""
     )
     assert "phalanx-run" in tree.run("man", "-w", "phalanx-run")
-    assert "_phalanx" in (tree.folder / "usr/share/bash-completion/completions/phalanx").read_text()
+    for completion in ("bash-completion/completions/phalanx", "zsh/vendor-completions/_phalanx"):
+        assert "_phalanx" in (tree.folder / "usr/share" / completion).read_text()
+    assert "phalanx" in (tree.folder / "usr/share/fish/vendor_completions.d/phalanx.fish").read_text()
+    assert "ExecStart=/usr/lib/phalanx/python -P" in tree.run("phalanx", "up", "--systemd")
     assert str(ROOT) not in tree.run("grep", "-rIl", str(ROOT), "/usr/lib/phalanx", "/lib/systemd/system", code=1)
 
     tree.run("phalanx", "up", "--virtual", "1x2", "--port", "0", "--jobs-as", "head")
     tree.run("phalanx", "submit", "--gpus", "1", "--", "sleep", "600")
     until(lambda: tree.json("ps")[0]["state"] == "running")
     before = tree.json("show", "1")["job"]
+    (old,) = tree.builds()
+    late = tree.start("/usr/lib/phalanx/python", "-P", "-c", IMPORTS_LATE)
     tree.run("phalanx", "down", "--keep-jobs")
     assert "Unpacking phalanx (99.0) over (0" in tree.install(second)
+    assert len(tree.builds()) == 2, "the supervisor of the job runs from the old one"
+    said, errors = late.communicate("go\n", timeout=120)
+    assert (said.split(), errors) == ([f"/usr/lib/phalanx/{old}/lib"], "")
     tree.run("phalanx", "up")
     until(lambda: tree.json("ps")[0]["state"] == "running")
     after = tree.json("show", "1")["job"]
@@ -129,6 +155,8 @@ def test_the_package_is_installed_upgraded_with_a_job_removed_and_purged(package
     ]
     tree.run("phalanx", "cancel", "1")
     tree.run("phalanx", "down", "--cancel-jobs")
+    tree.install(second)
+    assert [name.partition("-")[0] for name in tree.builds()] == ["99.0"], "no process runs from the old one"
 
     (tree.folder / "var/lib/phalanx/outputs/7").mkdir(parents=True)
     (tree.folder / "var/lib/phalanx/secrets").mkdir()

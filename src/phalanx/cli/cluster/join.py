@@ -18,7 +18,7 @@ import msgspec
 
 from phalanx.cli.cluster.join_command import print_join_command
 from phalanx.cli.cluster.state_folder import find_local_head, home_folder, is_alive
-from phalanx.cli.cluster.systemd_unit import NODE_UNIT, start_unit, system_node_unit, unit_state
+from phalanx.cli.cluster.systemd_unit import NODE_UNIT, lasting_python, start_unit, system_node_unit, unit_state
 from phalanx.cli.connection import connect
 from phalanx.client.discovery import SYSTEM_NODE_FOLDER
 from phalanx.client.tls import certificate_error, fetch_ca
@@ -96,7 +96,7 @@ def join(
     If that head has moved, HEAD is its new address: jobs here continue. Several addresses are tried in turn, now and whenever one is silent.
     """
     if systemd:
-        print(system_node_unit(python=sys.executable), end="")
+        print(system_node_unit(python=lasting_python()), end="")
         print(f"next: save it as /etc/systemd/system/{NODE_UNIT}, then phalanx join HEAD --system", file=sys.stderr)
         return
     if system:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,6 +15,15 @@ HEAD_UNIT: Final = "phalanx-head.service"
 NODE_UNIT: Final = "phalanx-node.service"
 _PROCESS_UNIT: Final = re.compile(r"/(phalanx[\w@.-]*\.service)(?:/|$)", re.MULTILINE)
 _SYSTEMCTL_S: Final = 90.0  # systemd's own default limit for the start or stop of a unit
+
+
+def lasting_python() -> str:
+    """Return the interpreter to name in a unit: this one, or what a package that keeps a folder per release says instead."""
+    try:
+        with open(os.path.join(sys.prefix, "lasting-python"), encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return sys.executable
 
 
 def systemd_unit(*, python: str, home: str, arguments: Sequence[str]) -> str:

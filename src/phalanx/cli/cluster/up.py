@@ -24,7 +24,7 @@ from phalanx.cli.cluster.state_folder import (
     read_head_file,
     shares_files,
 )
-from phalanx.cli.cluster.systemd_unit import system_head_unit, system_service_of, systemd_unit
+from phalanx.cli.cluster.systemd_unit import lasting_python, system_head_unit, system_service_of, systemd_unit
 from phalanx.cli.connection import connect, probe_head_id
 from phalanx.cli.errors import warn
 from phalanx.cli.option_types import DURATION
@@ -167,11 +167,11 @@ def _print_unit(home: str, arguments: list[str], *, system: bool) -> None:
         saved = "run phalanx up --store once, which saves it in the state folder"
         warn(f"--store is a secret and not in the unit: {where if system else saved}")
     if system:
-        print(system_head_unit(python=sys.executable, arguments=arguments), end="")
+        print(system_head_unit(python=lasting_python(), arguments=arguments), end="")
         path, control = "/etc/systemd/system/phalanx-head.service", "systemctl"
         account = "useradd --system --home-dir /var/lib/phalanx --shell /usr/sbin/nologin phalanx, then "
     else:
-        print(systemd_unit(python=sys.executable, home=home, arguments=arguments), end="")
+        print(systemd_unit(python=lasting_python(), home=home, arguments=arguments), end="")
         path, control, account = "~/.config/systemd/user/phalanx.service", "systemctl --user", ""
     name = os.path.basename(path).removesuffix(".service")
     print(f"next: save it as {path}, then {account}{control} enable --now {name}", file=sys.stderr)
