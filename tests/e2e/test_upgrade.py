@@ -78,8 +78,9 @@ def cluster(old, tmp_path):
     head, member = shells
     up = head("up", "--virtual", "2x2", "--port", str(free_port()), "--listen", f"127.0.0.2:{free_port()}")
     words = up.stdout.partition("phalanx join ")[2].splitlines()[0].split()
-    member("join", *words, "--virtual", "2", "--name", "m1")
-    yield head, member
+    line = ("join", *words, "--virtual", "2", "--name", "m1")
+    member(*line)
+    yield head, member, line
     for shell in (member, head):
         shell.python = sys.executable
         shell("down", "--cancel-jobs")
@@ -107,7 +108,7 @@ def until(condition, within_s=120.0):
 
 
 def test_an_upgrade_keeps_jobs_and_their_lines_and_a_backup_leads_back(old, cluster, tmp_path):
-    head, member = cluster
+    head, member, line = cluster
     end, pids = tmp_path / "end", tmp_path / "pids"
     pids.mkdir()
     (head.work / "ticks.py").write_text(TICKS)
@@ -133,23 +134,23 @@ def test_an_upgrade_keeps_jobs_and_their_lines_and_a_backup_leads_back(old, clus
     assert {node["id"]: node["state"] for node in head.json("nodes")} == {"n0": "up", "n1": "up", "m1": "up"}
 
     end.touch()
-    head.until(running, "completed")
-    head.until(waiting, "completed")
+    head.until(running, "succeeded")
+    head.until(waiting, "succeeded")
     for rank in range(6):
-        said = [line.partition("tick")[2] for line in head("logs", running, "--rank", str(rank)).stdout.splitlines()]
+        said = [one.partition("tick")[2] for one in head("logs", running, "--rank", str(rank)).stdout.splitlines()]
         count = int(said.pop().rpartition(":")[2])
-        assert [int(line) for line in said] == list(range(count)), f"rank {rank} lost lines or repeats them"
+        assert [int(one) for one in said] == list(range(count)), f"rank {rank} lost lines or repeats them"
 
     member("down")
     member.python = sys.executable
-    member("join")
+    member(*line)
     until(lambda: {node["id"]: node["state"] for node in head.json("nodes")}["m1"] == "up")
     head("down")
     head("up")
     assert not started_by(head, old)
     assert not started_by(member, old)
     new = head("submit", "--quiet", "--gpus", "6", "--gpus-per-node", "2", "--", "echo", "new").stdout.strip()
-    head.until(new, "completed")
+    head.until(new, "succeeded")
 
     # The way back. An older release refuses the database if this one has migrations that it does not know.
     head("down")
