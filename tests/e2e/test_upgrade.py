@@ -76,7 +76,9 @@ def cluster(old, tmp_path):
         shells.append(Release(tmp_path / name))
         shells[-1].python = old
     head, member = shells
-    up = head("up", "--virtual", "2x2", "--port", str(free_port()), "--listen", f"127.0.0.2:{free_port()}")
+    up = head(
+        "up", "--lease", "3", "--virtual", "2x2", "--port", str(free_port()), "--listen", f"127.0.0.2:{free_port()}"
+    )
     words = up.stdout.partition("phalanx join ")[2].splitlines()[0].split()
     line = ("join", *words, "--virtual", "2", "--name", "m1")
     member(*line)
@@ -111,6 +113,8 @@ def test_an_upgrade_keeps_jobs_and_their_lines_and_a_backup_leads_back(old, clus
     head, member, line = cluster
     end, pids = tmp_path / "end", tmp_path / "pids"
     pids.mkdir()
+    backup = tmp_path / "backup"
+    head("backup", str(backup))
     (head.work / "ticks.py").write_text(TICKS)
     ticks = (sys.executable, str(head.work / "ticks.py"), str(end), str(pids))
     running = head("submit", "--quiet", "--gpus", "6", "--gpus-per-node", "2", "--", *ticks).stdout.strip()
@@ -119,8 +123,6 @@ def test_an_upgrade_keeps_jobs_and_their_lines_and_a_backup_leads_back(old, clus
     assert head.json("show", waiting)["job"]["state"] == "pending"
     before = until(lambda: len(found := ranks(pids)) == 6 and found)
     shown = head.json("show", running)
-    backup = tmp_path / "backup"
-    head("backup", str(backup))
 
     head("down", "--keep-jobs")
     assert ranks(pids) == before
@@ -158,4 +160,7 @@ def test_an_upgrade_keeps_jobs_and_their_lines_and_a_backup_leads_back(old, clus
     head.python = member.python = old
     head("restore", str(backup), "--replace")
     head("up")
-    assert {job["id"] for job in head.json("ps", "--all")} == {int(running), int(waiting)}
+    assert head.json("ps", "--all") == [], "as at the time of the backup"
+    member(*line[:-1], "m2")  # to this head m1 is still up
+    last = head("submit", "--quiet", "--gpus", "2", "--", "echo", "back").stdout.strip()
+    head.until(last, "succeeded")
