@@ -161,6 +161,7 @@ def test_an_upgrade_keeps_jobs_and_their_lines_and_a_backup_leads_back(old, clus
     head("restore", str(backup), "--replace")
     head("up")
     assert head.json("ps", "--all") == [], "as at the time of the backup"
-    member(*line[:-1], "m2")  # to this head m1 is still up
+    head("nodes", "drain", "m1")  # to this head it is still up
+    member(*line[:-1], "m2")
     last = head("submit", "--quiet", "--gpus", "2", "--", "echo", "back").stdout.strip()
     head.until(last, "succeeded")
