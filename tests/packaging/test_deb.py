@@ -68,8 +68,8 @@ class Tree:
         return json.loads(self.run("phalanx", *words, "--json"))
 
     def start(self, *words):
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        return subprocess.Popen(["chroot", self.folder, *words], text=True, **pipes)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(["chroot", self.folder, *words], text=True, stdin=pipe, stdout=pipe, stderr=pipe)
 
     def builds(self):
         """The folders from which programs of the package run."""
