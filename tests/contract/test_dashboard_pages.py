@@ -13,6 +13,8 @@ import pytest
 from phalanx.api.pages import pages as page_routes
 from phalanx.api.pages import planning, service_pages
 from phalanx.api.views.fleet import cell_state, fleet_frame
+from phalanx.core.accounting.cost_report import Amount, CostRow
+from phalanx.core.accounting.failure_report import FailureSum
 from phalanx.core.accounting.usage_report import UsagePeriod, UsageSum, UsageTotals
 from phalanx.core.accounting.usage_states import PartState, UsageState
 from phalanx.core.fleet.node import NodeState
@@ -21,7 +23,7 @@ from phalanx.core.state.events import LabelNodes
 from phalanx.core.state.reports import MemberReady, MemberStarted, ReadinessChanged
 from phalanx.web.assets import load_assets
 from phalanx.web.document import Viewer
-from phalanx.web.use_page import HOUR_US, STATES, Use, UseAsked, use_page
+from phalanx.web.use_page import HOUR_US, STATES, Costs, Use, UseAsked, use_page
 from phalanx.wire.api.waste import WasteRowView, WasteView
 from tests.contract.api_head import JOB, TOKENS, Supervisor, code, until
 from tests.contract.xss_payloads import PAYLOADS
@@ -355,11 +357,18 @@ def test_waste_now_names_the_job_and_the_command_that_mends_it(head, call, page)
     )
     sums = UsageSum(key="ada", total=4 * HOUR_US, by_state={"idle": 3 * HOUR_US, "lost": HOUR_US}, by_note={})
     period = UsagePeriod(since_s=0, fleet=4 * HOUR_US, by_state=sums.by_state)
+    none, amount = Amount(), Amount(gpu_us=2 * HOUR_US)
+    costs = [
+        CostRow(key=PAYLOADS[2], used=amount, idle=none, used_cents=600, idle_cents=0),
+        CostRow(key="", used=none, idle=amount, used_cents=0, idle_cents=200),
+    ]
     use = Use(
         series=[period],
         wasters=UsageTotals(rows=(sums,), total=sums, fleet=sums.total),
         failed=[replace(sums, key="7")],
         waste=WasteView(at_s=1.0, rows=[row], alarms=1, gpus=1.0, gpu_hours=12.5, left_off=3),
+        costs=Costs(currency="EUR", rows=costs, series=[(0, costs[:1]), (86400, costs[1:])]),
+        nodes=[FailureSum(key="n3", failures=4, jobs=2, held_us=2 * HOUR_US, lost_us=HOUR_US, cents=250)],
     )
     viewer = Viewer(user="ada", role="user", csrf="", assets="/web", actions=("see",))
     shown = Page(use_page(UseAsked(days=30, by="user", hourly=False), use, (30,), ("user",), viewer))
@@ -375,6 +384,10 @@ def test_waste_now_names_the_job_and_the_command_that_mends_it(head, call, page)
         PAYLOADS[0],
         "phalanx cancel 7",
     ]
+    assert ["n3", "4", "2", "2.000", "1.000", "2.50"] in shown.cells
+    assert [PAYLOADS[2], "2.000", "6.00", "75%"] in shown.cells
+    assert ["(no job)", "2.000", "2.00", "25%"] in shown.cells
+    assert ["total", "4.000", "8.00", ""] in shown.cells
     assert ["ada", "4.000", "4.000", "100%"] in [cells[:4] for cells in shown.cells]
     assert ["job 7", "4.000", "1.000"] in shown.cells
     assert "3 more" in shown.text

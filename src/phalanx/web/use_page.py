@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from phalanx.core.accounting.cost_report import CostRow
+from phalanx.core.accounting.failure_report import FailureSum
 from phalanx.core.accounting.usage_report import UsagePeriod, UsageSum, UsageTotals
 from phalanx.core.hints import parse_hint
+from phalanx.core.work.monthly_budget import cents_text
 from phalanx.core.work.waste_terms import WASTE_STATES
 from phalanx.web.cells import live, moment, number, state_word
 from phalanx.web.charts import key, stacked_bar, stacked_columns
@@ -41,6 +44,8 @@ STATES: Final = {
     "free": "free",
 }
 _NO_JOB: Final = "(no job)"
+_PROJECTS_DRAWN: Final = 6
+_OTHERS: Final = "s6"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +58,30 @@ class UseAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What projects cost, most expensive first: in the whole time, and in each period by its begin. `currency`: "" without prices."""
+
+    currency: str
+    rows: Sequence[CostRow]
+    series: Sequence[tuple[int, Sequence[CostRow]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What the page shows. `wasters`: rows by what was asked, most waste first; `failed`: jobs, most lost time first."""
+    """What the page shows.
+
+    Attributes:
+        wasters: rows by what was asked, most waste first.
+        failed: jobs, most lost time first.
+        nodes: failures by node, most lost first.
+    """
 
     series: Sequence[UsagePeriod]
     wasters: UsageTotals
     failed: Sequence[UsageSum]
     waste: WasteView
+    costs: Costs
+    nodes: Sequence[FailureSum]
 
 
 def use_page(asked: UseAsked, use: Use, days: Sequence[int], keys: Sequence[str], viewer: Viewer) -> Html:
@@ -81,12 +103,16 @@ def use_page(asked: UseAsked, use: Use, days: Sequence[int], keys: Sequence[str]
             _summary(total),
             element("h2", f"GPU-hours by {'hour' if asked.hourly else 'day'}, UTC"),
             _columns(use.series, hourly=asked.hourly),
+            element("h2", "Money by project"),
+            _money(use.costs, hourly=asked.hourly),
             element("h2", "Waste now"),
             _waste_now(use.waste),
             element("h2", f"Who wasted most, by {asked.by}"),
             _wasters(use.wasters, asked.by),
             element("h2", "Jobs that lost most to failures"),
             _failures(use.failed),
+            element("h2", "Nodes that failed"),
+            _nodes(use.nodes, use.costs.currency),
             element("h2", "All states"),
             _states(total),
         ),
@@ -137,6 +163,81 @@ def _columns(series: Sequence[UsagePeriod], *, hourly: bool) -> Html:
     titles = ("Time", "All", *(STATES[state] for state in occurred))
     numbers = table(titles, rows, caption="GPU-hours by state", empty="")
     return join(picture, scale, top, legend, element("details", element("summary", "The numbers"), numbers))
+
+
+def _money(costs: Costs, *, hourly: bool) -> Html:
+    """Return a column for each period, stacked by project, and a table of the whole time."""
+    if not costs.currency:
+        how = element("code", "phalanx prices apply FILE")
+        return element(
+            "p", "No prices are stored, so GPU-hours have no cost. An admin stores them with ", how, ".", class_="empty"
+        )
+    if not any(row.cents for row in costs.rows):
+        return element("p", "Nothing cost money in this time.", class_="empty")
+    shown = [row.key for row in costs.rows if row.used_cents and not row.merged][:_PROJECTS_DRAWN]
+    kinds = {project: f"s{place}" for place, project in enumerate(shown)}
+    columns = [_money_column(rows, kinds, name) for rows, name in _named(costs.series, hourly=hourly)]
+    names = [name for _, name in _named(costs.series, hourly=hourly)]
+    most = max(sum(amount for _, amount, _ in column) for column in columns)
+    picture = stacked_columns(columns, height=220.0, most=most, name=f"Money by project, {names[0]} to {names[-1]}")
+    scale = element("div", element("span", names[0]), element("span", names[-1]), class_="ends")
+    top = element("p", f"The top of the picture is {most:,.2f} {costs.currency}.", class_="note")
+    drawn = {kind for column in columns for kind, _, _ in column}
+    words = {**{kind: project for project, kind in kinds.items()}, _OTHERS: "other projects", "u-free": "no job"}
+    legend = element("ul", [element("li", key(kind, words[kind])) for kind in words if kind in drawn], class_="legend")
+    total = sum(row.cents for row in costs.rows)
+    rows = [
+        (
+            f"{row.merged} more" if row.merged else row.key or _NO_JOB,
+            _hours(row.used.gpu_us + row.idle.gpu_us),
+            cents_text(row.cents),
+            _share(row.cents, total),
+        )
+        for row in costs.rows
+    ]
+    rows.append(("total", _hours(sum(row.used.gpu_us + row.idle.gpu_us for row in costs.rows)), cents_text(total), ""))
+    titles = ("Project", "GPU-hours", f"Cost in {costs.currency}", "Share")
+    return join(picture, scale, top, legend, table(titles, rows, caption="Money by project", empty=""))
+
+
+def _named(series: Sequence[tuple[int, Sequence[CostRow]]], *, hourly: bool) -> list[tuple[Sequence[CostRow], str]]:
+    form = "%m-%d %H:00" if hourly else "%Y-%m-%d"
+    return [(rows, time.strftime(form, time.gmtime(since_s))) for since_s, rows in series]
+
+
+def _money_column(rows: Sequence[CostRow], kinds: Mapping[str, str], name: str) -> list[tuple[str, float, str]]:
+    """Return the amounts of one period: of the projects with a colour, of all others, and of GPUs that no job held."""
+    cents = {row.key: row.used_cents for row in rows if not row.merged}
+    own = [(kind, project, cents.get(project, 0)) for project, kind in kinds.items()]
+    others = sum(row.used_cents for row in rows) - sum(amount for _, _, amount in own)
+    idle = sum(row.idle_cents for row in rows)
+    parts = [*own, (_OTHERS, "other projects", others), ("u-free", "no job", idle)]
+    return [(kind, amount / 100, f"{name}: {words} {cents_text(amount)}") for kind, words, amount in parts if amount]
+
+
+def _nodes(rows: Sequence[FailureSum], currency: str) -> Html:
+    shown = [
+        (
+            f"{row.merged} more" if row.merged else link(row.key, "nodes", row.key) if row.key else "(unknown)",
+            str(row.failures),
+            str(row.jobs),
+            _hours(row.held_us),
+            _hours(row.lost_us),
+            *((cents_text(row.cents),) if currency else ()),
+        )
+        for row in rows
+    ]
+    titles = (
+        "Node",
+        "Failures",
+        "Jobs",
+        "GPU-hours held",
+        "GPU-hours lost",
+        *((f"Cost in {currency}",) if currency else ()),
+    )
+    return table(
+        titles, shown, caption="Nodes that failed, most lost first", empty="No node had a failure in this time."
+    )
 
 
 def _waste_now(waste: WasteView) -> Html:

@@ -150,13 +150,14 @@ def running_uses(services: HeadServices) -> Iterator[RunningUse]:
                 )
 
 
-def _price_book(services: HeadServices) -> tuple[str, PriceBook]:
+def price_book(services: HeadServices) -> tuple[str, PriceBook]:
+    """Return the currency and the prices that are stored; "" and none without a price list."""
     found = services.store.record(PRICE_LISTS, PRICES)
     return ("", PriceBook(())) if found is None else (found.currency, PriceBook(found.prices))
 
 
 def _metered(services: HeadServices, period: LedgerPeriod) -> tuple[str, Metered]:
-    currency, book = _price_book(services)
+    currency, book = price_book(services)
     return currency, meter(period.hours(services), book)
 
 
@@ -221,7 +222,7 @@ def _invoice(services: HeadServices, period: LedgerPeriod) -> InvoiceView:
 def _budgets(services: HeadServices, projects: list[Project]) -> list[BudgetView]:
     """The spending of these projects in the month of now."""
     now_s = services.clock.now_s()
-    currency, book = _price_book(services)
+    currency, book = price_book(services)
     hours = services.usage_hours(first_hour_s(now_s))
     spending = project_spending(hours, book, running_uses(services), now_s=now_s)
     none = ProjectSpending(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final, NamedTuple, TypeVar
 
 from phalanx.core.accounting.months import month_of
@@ -163,6 +164,12 @@ def meter(hours: Iterable[UsageHour], book: PriceBook) -> Metered:
             else:
                 line.idle.add(amount)
     return lines
+
+
+def meter_by_period(hours: Iterable[UsageHour], book: PriceBook, period_s: int) -> list[tuple[int, Metered]]:
+    """As `meter`, for equal periods that begin at multiples of `period_s` since the Unix epoch, each with its begin."""
+    periods = groupby(hours, key=lambda hour: int(hour.id) // period_s * period_s)
+    return [(since_s, meter(group, book)) for since_s, group in periods]
 
 
 def priced(row: UsageRow, price: GpuPrice | None) -> Amount:
