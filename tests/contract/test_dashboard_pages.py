@@ -12,9 +12,9 @@ import pytest
 
 from phalanx.api.pages import pages as page_routes
 from phalanx.api.pages import planning, service_pages
+from phalanx.api.pages import use as use_routes
 from phalanx.api.views.fleet import cell_state, fleet_frame
 from phalanx.core.accounting.cost_report import Amount, CostRow
-from phalanx.core.accounting.failure_report import FailureSum
 from phalanx.core.accounting.usage_report import UsagePeriod, UsageSum, UsageTotals
 from phalanx.core.accounting.usage_states import PartState, UsageState
 from phalanx.core.fleet.node import NodeState
@@ -368,7 +368,8 @@ def test_waste_now_names_the_job_and_the_command_that_mends_it(head, call, page)
         failed=[replace(sums, key="7")],
         waste=WasteView(at_s=1.0, rows=[row], alarms=1, gpus=1.0, gpu_hours=12.5, left_off=3),
         costs=Costs(currency="EUR", rows=costs, series=[(0, costs[:1]), (86400, costs[1:])]),
-        nodes=[FailureSum(key="n3", failures=4, jobs=2, held_us=2 * HOUR_US, lost_us=HOUR_US, cents=250)],
+        nodes=[("n3", 4, 2)],
+        nodes_of_jobs=1000,
     )
     viewer = Viewer(user="ada", role="user", csrf="", assets="/web", actions=("see",))
     shown = Page(use_page(UseAsked(days=30, by="user", hourly=False), use, (30,), ("user",), viewer))
@@ -384,7 +385,7 @@ def test_waste_now_names_the_job_and_the_command_that_mends_it(head, call, page)
         PAYLOADS[0],
         "phalanx cancel 7",
     ]
-    assert ["n3", "4", "2", "2.000", "1.000", "2.50"] in shown.cells
+    assert ["n3", "4", "2"] in shown.cells
     assert [PAYLOADS[2], "2.000", "6.00", "75%"] in shown.cells
     assert ["(no job)", "2.000", "2.00", "25%"] in shown.cells
     assert ["total", "4.000", "8.00", ""] in shown.cells
@@ -527,3 +528,21 @@ def test_files_of_the_pages_are_compressed_and_kept_for_ever(call):
 def test_nothing_but_the_pages_files_is_served(call, path):
     version = load_assets().version
     assert code(call(None, "GET", "/web/" + path.format(now=version))) == (404, "not_found")
+
+
+def test_use_names_the_node_that_failed_and_says_when_older_jobs_are_left_out(head, call, page, monkeypatch):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    for _ in range(2):
+        job = call.submit()
+        supervisor.run(job)
+        supervisor.end(job, code=3)
+        until(lambda job=job: head.store.job(job).state.terminal)
+    shown = page("/use?days=1")
+    assert ["n0", "2", "2"] in shown.cells
+    assert "Of the newest" not in shown.text
+    assert "phalanx prices apply FILE" in shown.text
+    monkeypatch.setattr(use_routes, "JOBS_MAX", 1)
+    shown = page("/use?days=1")
+    assert ["n0", "1", "1"] in shown.cells
+    assert "Of the newest 1 jobs." in shown.text

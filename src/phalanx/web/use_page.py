@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.accounting.cost_report import CostRow
-from phalanx.core.accounting.failure_report import FailureSum
 from phalanx.core.accounting.usage_report import UsagePeriod, UsageSum, UsageTotals
 from phalanx.core.hints import parse_hint
 from phalanx.core.work.monthly_budget import cents_text
@@ -44,6 +43,8 @@ STATES: Final = {
     "free": "free",
 }
 _NO_JOB: Final = "(no job)"
+_HOUR_NAME: Final = "%m-%d %H:00"
+_DAY_NAME: Final = "%Y-%m-%d"
 _PROJECTS_DRAWN: Final = 6
 _OTHERS: Final = "s6"
 
@@ -59,7 +60,7 @@ class UseAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What projects cost, most expensive first: in the whole time, and in each period by its begin. `currency`: "" without prices."""
+    """What projects cost, most expensive first: in the whole time, and in each period by its begin."""
 
     currency: str
     rows: Sequence[CostRow]
@@ -73,15 +74,18 @@ class Use:
     Attributes:
         wasters: rows by what was asked, most waste first.
         failed: jobs, most lost time first.
-        nodes: failures by node, most lost first.
+        costs: None without prices.
+        nodes: node, failures and number of jobs, most failures first; the node is "" where it is unknown.
+        nodes_of_jobs: how many of the newest jobs these count; None for all.
     """
 
     series: Sequence[UsagePeriod]
     wasters: UsageTotals
     failed: Sequence[UsageSum]
     waste: WasteView
-    costs: Costs
-    nodes: Sequence[FailureSum]
+    costs: Costs | None
+    nodes: Sequence[tuple[str, int, int]]
+    nodes_of_jobs: int | None = None
 
 
 def use_page(asked: UseAsked, use: Use, days: Sequence[int], keys: Sequence[str], viewer: Viewer) -> Html:
@@ -112,7 +116,7 @@ def use_page(asked: UseAsked, use: Use, days: Sequence[int], keys: Sequence[str]
             element("h2", "Jobs that lost most to failures"),
             _failures(use.failed),
             element("h2", "Nodes that failed"),
-            _nodes(use.nodes, use.costs.currency),
+            _nodes(use),
             element("h2", "All states"),
             _states(total),
         ),
@@ -137,7 +141,7 @@ def _columns(series: Sequence[UsagePeriod], *, hourly: bool) -> Html:
     if not series:
         return element("p", "Nothing has been counted in this time.", class_="empty")
     occurred = [state for state in STATES if any(one.by_state.get(state) for one in series)]
-    form = "%m-%d %H:00" if hourly else "%Y-%m-%d"
+    form = _HOUR_NAME if hourly else _DAY_NAME
     names = [time.strftime(form, time.gmtime(one.since_s)) for one in series]
     columns = [
         [
@@ -165,9 +169,9 @@ def _columns(series: Sequence[UsagePeriod], *, hourly: bool) -> Html:
     return join(picture, scale, top, legend, element("details", element("summary", "The numbers"), numbers))
 
 
-def _money(costs: Costs, *, hourly: bool) -> Html:
+def _money(costs: Costs | None, *, hourly: bool) -> Html:
     """Return a column for each period, stacked by project, and a table of the whole time."""
-    if not costs.currency:
+    if costs is None:
         how = element("code", "phalanx prices apply FILE")
         return element(
             "p", "No prices are stored, so GPU-hours have no cost. An admin stores them with ", how, ".", class_="empty"
@@ -176,8 +180,9 @@ def _money(costs: Costs, *, hourly: bool) -> Html:
         return element("p", "Nothing cost money in this time.", class_="empty")
     shown = [row.key for row in costs.rows if row.used_cents and not row.merged][:_PROJECTS_DRAWN]
     kinds = {project: f"s{place}" for place, project in enumerate(shown)}
-    columns = [_money_column(rows, kinds, name) for rows, name in _named(costs.series, hourly=hourly)]
-    names = [name for _, name in _named(costs.series, hourly=hourly)]
+    form = _HOUR_NAME if hourly else _DAY_NAME
+    names = [time.strftime(form, time.gmtime(since_s)) for since_s, _ in costs.series]
+    columns = [_money_column(rows, kinds, name) for (_, rows), name in zip(costs.series, names, strict=True)]
     most = max(sum(amount for _, amount, _ in column) for column in columns)
     picture = stacked_columns(columns, height=220.0, most=most, name=f"Money by project, {names[0]} to {names[-1]}")
     scale = element("div", element("span", names[0]), element("span", names[-1]), class_="ends")
@@ -200,11 +205,6 @@ def _money(costs: Costs, *, hourly: bool) -> Html:
     return join(picture, scale, top, legend, table(titles, rows, caption="Money by project", empty=""))
 
 
-def _named(series: Sequence[tuple[int, Sequence[CostRow]]], *, hourly: bool) -> list[tuple[Sequence[CostRow], str]]:
-    form = "%m-%d %H:00" if hourly else "%Y-%m-%d"
-    return [(rows, time.strftime(form, time.gmtime(since_s))) for since_s, rows in series]
-
-
 def _money_column(rows: Sequence[CostRow], kinds: Mapping[str, str], name: str) -> list[tuple[str, float, str]]:
     """Return the amounts of one period: of the projects with a colour, of all others, and of GPUs that no job held."""
     cents = {row.key: row.used_cents for row in rows if not row.merged}
@@ -215,29 +215,15 @@ def _money_column(rows: Sequence[CostRow], kinds: Mapping[str, str], name: str) 
     return [(kind, amount / 100, f"{name}: {words} {cents_text(amount)}") for kind, words, amount in parts if amount]
 
 
-def _nodes(rows: Sequence[FailureSum], currency: str) -> Html:
-    shown = [
-        (
-            f"{row.merged} more" if row.merged else link(row.key, "nodes", row.key) if row.key else "(unknown)",
-            str(row.failures),
-            str(row.jobs),
-            _hours(row.held_us),
-            _hours(row.lost_us),
-            *((cents_text(row.cents),) if currency else ()),
-        )
-        for row in rows
+def _nodes(use: Use) -> Html:
+    rows = [
+        (link(node, "nodes", node) if node else "(unknown)", str(count), str(jobs)) for node, count, jobs in use.nodes
     ]
-    titles = (
-        "Node",
-        "Failures",
-        "Jobs",
-        "GPU-hours held",
-        "GPU-hours lost",
-        *((f"Cost in {currency}",) if currency else ()),
-    )
-    return table(
-        titles, shown, caption="Nodes that failed, most lost first", empty="No node had a failure in this time."
-    )
+    empty = "No node had a failure in this time."
+    shown = table(("Node", "Failures", "Jobs"), rows, caption="Nodes that failed, most failures first", empty=empty)
+    counted = f"Of the newest {use.nodes_of_jobs} jobs. All, with" if use.nodes_of_jobs else "With"
+    command = element("code", "phalanx report failures --by node")
+    return join(shown, element("p", f"{counted} the GPU-hours that they lost and their cost: ", command, class_="note"))
 
 
 def _waste_now(waste: WasteView) -> Html:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.requests import Request
@@ -13,14 +13,15 @@ from phalanx.api.pages.responses import error_page, page_response, viewer_of
 from phalanx.api.routes.cost import price_book
 from phalanx.api.routes.usage import UsageBucket
 from phalanx.api.routes.waste import waste_view
-from phalanx.api.runtime import run_in_thread, runtime_of
+from phalanx.api.runtime import runtime_of
+from phalanx.api.services import HeadServices
 from phalanx.api.turns import in_turn
-from phalanx.api.views.failures import failed_attempts
+from phalanx.api.views.failures import failures_by_node
 from phalanx.api.views.ledger_period import LedgerPeriod
 from phalanx.core.accounting.cost_report import CostKey, CostRow, IdleRule, Metered, cost_rows, meter, meter_by_period
-from phalanx.core.accounting.failure_report import FailedAttempt, FailureKey, sum_failures
 from phalanx.core.accounting.usage_report import UsageKey, sum_by_period, sum_usage
 from phalanx.core.errors import BadRequest
+from phalanx.core.work.usage_hour import UsageHour
 from phalanx.core.work.users import Action
 from phalanx.core.work.waste_terms import WASTE_STATES
 from phalanx.web.html import Html
@@ -29,6 +30,7 @@ from phalanx.web.use_page import Costs, Use, UseAsked, use_page
 DAYS: Final = (1, 7, 30, 90)
 HOURLY_UP_TO: Final = 2  # days; more are shown by day
 ROWS_MAX: Final = 20  # of each table
+JOBS_MAX: Final = 1000  # that are read for the failures of nodes: 0.3 ms each
 
 routes = RouteTable()
 
@@ -38,36 +40,37 @@ async def show_use(request: Request, days: int = 30, by: UsageKey = UsageKey.USE
     """Show GPU-hours by state and money by project over time, waste now, and the largest wasters and failing nodes of a period."""
     if days not in DAYS:
         raise BadRequest(f"days: {days} is not one", hint=f"use one of {', '.join(map(str, DAYS))}")
-    runtime, viewer = runtime_of(request), viewer_of(request)
-    services = runtime.services
+    services, viewer = runtime_of(request).services, viewer_of(request)
     asked = UseAsked(days=days, by=by.value, hourly=days <= HOURLY_UP_TO)
-    bucket = UsageBucket.HOUR if asked.hourly else UsageBucket.DAY
-    period = LedgerPeriod(max(0.0, services.clock.now_s() - days * 86400.0), None)
 
-    def read_costs() -> tuple[Costs, Metered]:
-        currency, book = price_book(services)
+    def read() -> Html:
+        period = LedgerPeriod(max(0.0, services.clock.now_s() - days * 86400.0), None)
         hours = list(period.hours(services))
-        metered = meter(hours, book)
-
-        def by_project(found: Metered) -> list[CostRow]:
-            return cost_rows(found, CostKey.PROJECT, IdleRule.NONE, quotas={}, rows_max=ROWS_MAX)
-
-        periods = [(since_s, by_project(found)) for since_s, found in meter_by_period(hours, book, bucket.seconds)]
-        return Costs(currency=currency, rows=by_project(metered), series=periods), metered
-
-    def read(costs: Costs, attempts: list[FailedAttempt]) -> Html:
-        hours = list(period.hours(services))
+        bucket = UsageBucket.HOUR if asked.hourly else UsageBucket.DAY
         failed = sum_usage(hours, UsageKey.JOB, rows_max=ROWS_MAX, first=frozenset({"lost"})).rows
+        nodes, is_cut = failures_by_node(services, *period.bounds_s(services.clock.now_s()), jobs_max=JOBS_MAX)
         use = Use(
             series=sum_by_period(hours, bucket.seconds),
             wasters=sum_usage(hours, by, rows_max=ROWS_MAX, first=frozenset(WASTE_STATES)),
             failed=[one for one in failed if not one.merged],
             waste=waste_view(services.waste(), {}, None, early=True, limit=ROWS_MAX),
-            costs=costs,
-            nodes=sum_failures(attempts, FailureKey.NODE, rows_max=ROWS_MAX)[0],
+            costs=_costs(services, hours, bucket.seconds),
+            nodes=[(one.node, one.failures, one.jobs) for one in nodes[:ROWS_MAX]],
+            nodes_of_jobs=JOBS_MAX if is_cut else None,
         )
         return use_page(asked, use, DAYS, [one.value for one in UsageKey], viewer)
 
-    costs, metered = await run_in_thread(read_costs)
-    attempts, _ = await failed_attempts(runtime, *period.bounds_s(services.clock.now_s()), metered)
-    return page_response(request, await in_turn(partial(read, costs, attempts)))
+    return page_response(request, await in_turn(read))
+
+
+def _costs(services: HeadServices, hours: Sequence[UsageHour], period_s: int) -> Costs | None:
+    """Return what projects cost; None without prices."""
+    currency, book = price_book(services)
+    if not currency:
+        return None
+
+    def by_project(found: Metered) -> list[CostRow]:
+        return cost_rows(found, CostKey.PROJECT, IdleRule.NONE, quotas={}, rows_max=ROWS_MAX)
+
+    periods = [(since_s, by_project(found)) for since_s, found in meter_by_period(hours, book, period_s)]
+    return Costs(currency=currency, rows=by_project(meter(hours, book)), series=periods)
