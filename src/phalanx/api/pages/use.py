@@ -30,7 +30,7 @@ from phalanx.web.use_page import Costs, Use, UseAsked, use_page
 DAYS: Final = (1, 7, 30, 90)
 HOURLY_UP_TO: Final = 2  # days; more are shown by day
 ROWS_MAX: Final = 20  # of each table
-JOBS_MAX: Final = 1000  # that are read for the failures of nodes: 0.3 ms each
+JOBS_MAX: Final = 1000  # that are read for the failures of nodes: 30 ms in all on SQLite
 
 routes = RouteTable()
 
