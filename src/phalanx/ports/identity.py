@@ -85,7 +85,7 @@ class IdentityProvider(Protocol):
         ...
 
     def poll_device(self, settings: SignInSettings, device_code: str) -> ProviderAnswer | None:
-        """Return who has typed in the code; None while nobody has.
+        """Return who has typed in the code; None until then.
 
         Raises:
             NotSignedIn: it has expired, or the person declined.

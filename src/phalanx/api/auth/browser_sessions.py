@@ -63,7 +63,7 @@ class BrowserSessions:
     def make_code(self, caller: Caller, challenge: str = "") -> str:
         """Return a code that opens one session of the caller's token, within CODE_LIFETIME_S.
 
-        With the SHA-256 of a verifier (base64url) it opens no session, but is good for one token for whoever has the verifier.
+        With the SHA-256 of a verifier (base64url) it opens no session, but gives one token to the holder of the verifier.
         """
         now_s = self._clock.boottime_s()
         self._codes = {key: one for key, one in self._codes.items() if now_s < one.ends_s}
@@ -109,7 +109,7 @@ class BrowserSessions:
         """Return the session with that secret.
 
         Raises:
-            NotSignedIn: there is none, or it has ended.
+            NotSignedIn: no such session, or it has ended.
         """
         return self.require_open(_sha256(secret))
 
@@ -117,7 +117,7 @@ class BrowserSessions:
         """Return the session with that key.
 
         Raises:
-            NotSignedIn: there is none, or it has ended.
+            NotSignedIn: no such session, or it has ended.
         """
         session = self._sessions.get(key)
         if session is None or self._clock.boottime_s() >= session.ends_s:

@@ -29,7 +29,7 @@ class ReadTimeoutProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  #
     _upgraded = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the timer. The connection logs no requests, whoever listens to uvicorn's log: a query may hold a sign-in code."""
+        """Start the timer. The connection logs no requests, whatever the level of uvicorn's log: a query may hold a sign-in code."""
         super().connection_made(transport)
         self.access_log = False
         self._start_timer()

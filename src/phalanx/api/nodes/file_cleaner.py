@@ -109,7 +109,7 @@ class FileCleaner:
         return None if run is None else self._view(run)
 
     def sweep(self) -> None:
-        """Start a run by the policy, unless there is none, or the last sweep is less than an hour ago."""
+        """Start a run by the policy, unless no policy is set, or the last sweep is less than an hour ago."""
         now_s = self._services.clock.boottime_s()
         policy = self._services.store.record(RETENTION, POLICY)
         if policy is None or not policy.periods:

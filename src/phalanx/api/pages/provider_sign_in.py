@@ -70,8 +70,8 @@ async def return_from_provider(request: Request) -> Response:
 async def finish_sign_in(request: Request) -> Response:
     """Sign a browser in with the provider's answer, in a new session; or show why not."""
     runtime = runtime_of(request)
-    nobody = Caller(user=UNKNOWN, role=UserRole.VIEWER, token_id=TokenId(""))
-    call = audit_call_of(request, nobody, FINISH_PATH)
+    unknown = Caller(user=UNKNOWN, role=UserRole.VIEWER, token_id=TokenId(""))
+    call = audit_call_of(request, unknown, FINISH_PATH)
     try:
         response = await _finish(request, call)
     except PhalanxError as error:

@@ -29,7 +29,7 @@ from phalanx.wire.api.login import BrowserLoginBody, DeviceLogin, DeviceLoginBod
 
 BODY_BYTES: Final = 16 << 10
 DEVICE: Final = UserId("a device's code")  # no user can have this name: what is sealed for it is no refresh token
-_NOBODY: Final = Caller(user=UserId("unknown"), role=UserRole.VIEWER, token_id=TokenId(""))
+_UNKNOWN: Final = Caller(user=UserId("unknown"), role=UserRole.VIEWER, token_id=TokenId(""))
 
 routes = RouteTable()
 
@@ -57,7 +57,7 @@ async def start_device_login(request: Request) -> Response:
 @routes.post("/v1/login/device/token", Action.VIEW, body=DeviceLoginBody, reply=LoginReply, open_to_all=True)
 async def finish_device_login(request: Request) -> Response:
     """Return a token once the person has typed in the code."""
-    runtime, call = runtime_of(request), audit_call_of(request, _NOBODY, "/v1/login/device/token")
+    runtime, call = runtime_of(request), audit_call_of(request, _UNKNOWN, "/v1/login/device/token")
     body = decode_body(await read_open_body(request, BODY_BYTES), DeviceLoginBody)
     sign_in = runtime.provider_sign_in
     settings = sign_in.require_settings()
@@ -79,7 +79,7 @@ async def finish_device_login(request: Request) -> Response:
 @routes.post("/v1/login/token", Action.VIEW, body=BrowserLoginBody, reply=LoginReply, open_to_all=True)
 async def finish_browser_login(request: Request) -> Response:
     """Return a token for the code that a browser brought, once, with the rights of the browser's session."""
-    runtime, call = runtime_of(request), audit_call_of(request, _NOBODY, "/v1/login/token")
+    runtime, call = runtime_of(request), audit_call_of(request, _UNKNOWN, "/v1/login/token")
     body = decode_body(await read_open_body(request, BODY_BYTES), BrowserLoginBody)
     authenticator = runtime.authenticator
     try:

@@ -106,7 +106,7 @@ def known_service(store: Store, service_id: ServiceId) -> Service:
     """Return the service.
 
     Raises:
-        NotFound: there is none of this name.
+        NotFound: no service has this name.
     """
     service = store.record(SERVICES, service_id)
     if service is None:

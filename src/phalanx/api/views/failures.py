@@ -62,7 +62,8 @@ def failures_by_node(
     """
     failures: Counter[str] = Counter()
     jobs: dict[str, set[str]] = {}
-    every = _jobs_with_attempts(services, None)  # by number: a search by time sorts all that it finds, 5 s for a million jobs
+    # By number: a search by time sorts all that it finds, which takes 5 s for a million jobs.
+    every = _jobs_with_attempts(services, None)
     for job, attempts in islice(every, jobs_max):
         for attempt in attempts:
             causes = _failures(attempt) if _is_within(attempt, since_s, until_s) else []

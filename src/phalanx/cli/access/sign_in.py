@@ -172,5 +172,5 @@ def _lines(found: SignInView, screen: Terminal, now_s: float) -> list[str]:
     return [
         *lines,
         "",
-        *(table(columns, rows, screen) if rows else ["no group gives anything: nobody can sign in there"]),
+        *(table(columns, rows, screen) if rows else ["no group gives anything: no user can sign in there"]),
     ]

@@ -86,7 +86,7 @@ def show_(names: str, as_json: bool, watch: bool) -> None:
 def drain(names: str, why: str, cordon: bool, at: str | None, lasting: str | None) -> int:
     """Block new work on nodes, and move their jobs after a checkpoint; with --at or --for in a maintenance window.
 
-    Until the window, jobs run on the nodes that end before it. Owners of jobs that it will stop are told at once.
+    Until the window, jobs run on the nodes that end before it. Owners of jobs that it will stop are notified at once.
     """
     if at is not None or lasting is not None:
         if cordon:

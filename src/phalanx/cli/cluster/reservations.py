@@ -94,7 +94,7 @@ def plan_maintenance(nodes: Sequence[str], *, at: str, lasting: str, why: str) -
             for job_id in one.stops if one.id == made.id else ():
                 stops.setdefault(job_id, []).append(node.id)
     for job_id, on in stops.items():
-        print(strip_control(f"  it will stop job {job_id} on {fold_hostlist(sorted(on))}; its owner is told"))
+        print(strip_control(f"  it will stop job {job_id} on {fold_hostlist(sorted(on))}; its owner is notified"))
     print(f"next: phalanx nodes unreserve {made.id} cancels it")
 
 

@@ -53,7 +53,7 @@ def remove_sign_in(context: StepContext, request: RemoveSignIn) -> None:
     """Remove the provider. All who signed in there lose access.
 
     Raises:
-        NotFound: there is none.
+        NotFound: no provider is set.
         Conflict: a project that its groups give would be open to all.
     """
     del request

@@ -66,7 +66,7 @@ def parse_power_mw(text: str) -> int:
     """Milliwatts of text such as `300W`, `300` or `0.3kW`.
 
     Raises:
-        BadRequest: it is none of these, or no power.
+        BadRequest: it is not one of these, or no power.
     """
     found = _WATTS.fullmatch(text.strip())
     milliwatts = 0 if found is None else round(float(found[1]) * (MW_PER_W**2 if found[2] else MW_PER_W))

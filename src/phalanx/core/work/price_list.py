@@ -186,7 +186,7 @@ class PriceBook:
     _known: dict[tuple[str, str], list[GpuPrice]] = field(default_factory=dict)
 
     def price(self, model: str, pool: str, hour_s: int) -> GpuPrice | None:
-        """The price of a GPU of this model in a node of this pool, in the hour that begins then; None if there is none."""
+        """The price of a GPU of this model in a node of this pool, in the hour that begins then; None without a price."""
         fitting = self._known.get((model, pool))
         if fitting is None:
             fitting = self._known[model, pool] = self._fitting(model, pool)

@@ -30,7 +30,7 @@ class RetainedFiles(enum.StrEnum):
 
 
 FILE_KINDS: Final = tuple(kind for kind in RetainedFiles if kind is not RetainedFiles.RECORDS)
-"""What a run removes if it is not told what: records leave only when they are named."""
+"""What a run removes by default: records leave only when they are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

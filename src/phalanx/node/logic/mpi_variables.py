@@ -116,7 +116,7 @@ _VIRTUAL_NODES: Final = {
 
 
 IN_PID_NAMESPACES: Final = {"OMPI_MCA_btl": "^vader,sm", "OMPI_MCA_coll": "^sm,han,acoll"}
-"""Defaults of ranks in containers of podman, which number their processes anew: Open MPI takes the shared memory of another rank with the same
+"""Defaults of ranks in containers of podman, which number their processes from 1 again: Open MPI takes the shared memory of another rank with the same
 process id for its own, and crashes. Source: Open MPI 4.1, opal/mca/shmem/mmap, `segment_attach`."""
 
 

@@ -90,7 +90,7 @@ class PmixProcess:
             back.join()
 
     def _start(self) -> int:
-        """Start the server if it does not run yet. Return its port; 0 if there is none."""
+        """Start the server if it does not run yet. Return its port; 0 without a server."""
         with self._lock:
             if self._port:
                 return max(self._port, 0)

@@ -62,7 +62,7 @@ def hooks_file(environment: Mapping[str, str]) -> str:
 
 
 def load_hooks(path: str) -> tuple[OperatorHook, ...]:
-    """Read the file; no hooks if there is none.
+    """Read the file; no hooks without it.
 
     Raises:
         HooksInvalid: it is not valid, or another account may write it or one of its programs.
@@ -302,7 +302,7 @@ def _unless_cancelled(member: MemberRuntime) -> None:
 def _check_owner(path: str, links: int = 0) -> str:
     """Check that only root and this account can change the file, or put another one in its place; return its real path.
 
-    Every folder and symbolic link on the way is checked, since whoever can change one of them chooses the file.
+    Every folder and symbolic link on the way is checked, since a user who can change one of them chooses the file.
 
     Raises:
         HooksInvalid: another account can, or too many symbolic links.

@@ -111,7 +111,7 @@ class Sampler:
         """Take a sample soon, so that the energy is read at this moment; does not wait.
 
         Args:
-            send: report it at once too, as if jobs ran: should this supervisor die before, nobody knows what was drawn until then.
+            send: report it at once too, so that it is not lost if this supervisor dies.
         """
         with self._fresh:
             self._asked += 1

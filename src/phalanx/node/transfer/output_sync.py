@@ -252,7 +252,7 @@ class _OutputUpload:
                     return
                 if error.code == "outputs_full":
                     yield path, f"{error}; no further output is sent until there is space"
-                    break  # removed files are still told, since that makes space
+                    break  # removed files are still reported, since that makes space
                 yield path, str(error)
             except OSError as error:
                 yield path, error.strerror or str(error)

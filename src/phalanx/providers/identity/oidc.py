@@ -352,7 +352,7 @@ def _endpoint_of(metadata: Mapping[str, Any], name: str) -> str:
 
 
 def _web_url(text: object) -> str:
-    """Return an address that people are sent to, or "" if it is none."""
+    """Return an address that people are sent to, or "" if it is not valid."""
     return text if isinstance(text, str) and is_secure_url(text) else ""
 
 

@@ -34,7 +34,7 @@ class BrowserLoginBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class LoginReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The token. While nobody has typed in the code, `pending` is true and the rest is empty."""
+    """The token. Until the code is typed in, `pending` is true and the rest is empty."""
 
     pending: bool = False
     secret: str = ""

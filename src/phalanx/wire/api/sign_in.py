@@ -18,7 +18,7 @@ class GroupGrantBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class SignInView(msgspec.Struct, frozen=True, kw_only=True):
-    """The provider, or an empty issuer if there is none. `return_urls`: to register there. `secret_file`: its name, in the folder `secrets`."""
+    """The provider, or an empty issuer without one. `return_urls`: to register there. `secret_file`: its name, in the folder `secrets`."""
 
     issuer: str
     client_id: str = ""

@@ -109,7 +109,7 @@ class JobUsageView(msgspec.Struct, frozen=True, kw_only=True):
         cpus, memory_bytes: requested for each node; 0 for none.
         measured: None if nothing was.
         advice: what would have saved most first.
-        no_advice: why there is none although the job was not judged; "" if it was.
+        no_advice: why advice is missing although the job was not judged; "" if it was.
     """
 
     summary: UsageSummary
