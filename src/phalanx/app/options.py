@@ -133,17 +133,7 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
     if store.address and given.lease is None and ("lease_s" not in before or alone_before):
         lease_s = SUPERVISORS_LEASE_S
     prefix = "" if not store.address else f"{this_machine_nodes()[0].id}-{port}-"
-    nodes: list[LocalNode] = []
-    if engine.uses_local_nodes(engine_options):
-        nodes = virtual_nodes(virtual, prefix) if virtual else this_machine_nodes()
-        nodes = [replace(node, offers=offers) for node in nodes]
-    if offers and not engine.nodes_offer_extras:
-        raise Conflict(f"--offers cannot be used with the nodes of engine {engine.name}", hint="use --offers off")
-    if any(node.virtual_model for node in nodes) and not engine.has_virtual_models:
-        raise Conflict(
-            f"--virtual {virtual} names a GPU model, which engine {engine.name} cannot stand in for",
-            hint=f"write --virtual {len(nodes)}x{nodes[0].virtual_devices}, or use --engine local",
-        )
+    nodes = _local_nodes(engine, engine_options, virtual, prefix, offers)
     jobs_as = given.jobs_as or str(before.get("jobs_as") or "")
     remembered = {
         "port": port,
@@ -181,6 +171,28 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
         otlp=otlp_endpoint,
         token_life_max_s=None if life == "off" else parse_duration_s(life, what="--token-life-max"),
     )
+
+
+def _local_nodes(
+    engine: EngineType, engine_options: Mapping[str, str], virtual: str | None, prefix: str, offers: str
+) -> list[LocalNode]:
+    """Return the nodes that the head itself brings.
+
+    Raises:
+        Conflict: the engine cannot do what is asked of them.
+    """
+    nodes: list[LocalNode] = []
+    if engine.uses_local_nodes(engine_options):
+        nodes = virtual_nodes(virtual, prefix) if virtual else this_machine_nodes()
+        nodes = [replace(node, offers=offers) for node in nodes]
+    if offers and not engine.nodes_offer_extras:
+        raise Conflict(f"--offers cannot be used with the nodes of engine {engine.name}", hint="use --offers off")
+    if any(node.virtual_model for node in nodes) and not engine.has_virtual_models:
+        raise Conflict(
+            f"--virtual {virtual} names a GPU model, which engine {engine.name} cannot stand in for",
+            hint=f"write --virtual {len(nodes)}x{nodes[0].virtual_devices}, or use --engine local",
+        )
+    return nodes
 
 
 def _engine_options(

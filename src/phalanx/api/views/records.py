@@ -10,7 +10,7 @@ import msgspec
 
 from phalanx.core.accounting.usage_alarms import Spell, WasteSighting
 from phalanx.core.fleet.mig import DeviceMig, MigSlice
-from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.node import Cordon, Node
 from phalanx.core.fleet.node_pool import PoolNode
 from phalanx.core.fleet.power_limits import MW_PER_W, PowerCap, PowerLimits
 from phalanx.core.ids import Generation, JobId, NodeId, ReservationId
@@ -403,22 +403,8 @@ def node_view(
         pool="" if pooled is None else pooled.pool,
         pool_state=None if pooled is None else pooled.state,
         price_per_h=price_per_h,
-        cordon=None
-        if node.cordon is None
-        else CordonView(by=node.cordon.by, why=node.cordon.why, since_s=node.cordon.since_s, drain=node.cordon.drain),
-        reserved=[
-            ReservedView(
-                id=one.id,
-                start_s=one.start_s,
-                end_s=one.end_s,
-                holders=one.holders_text,
-                begun=one.begun,
-                why=one.why,
-                open_ended=one.open_ended,
-                stops=list(stopped.get(one.id, ())),
-            )
-            for one in reserved
-        ],
+        cordon=None if node.cordon is None else _cordon_view(node.cordon),
+        reserved=[_reserved_view(one, stopped.get(one.id, ())) for one in reserved],
         devices=[_device_view(node, index, held, sampled) for index in range(len(node.devices))],
         jobs=[job_id for job_id, _ in grants],
         sampled_s=None if samples is None else samples.at_s,
@@ -437,6 +423,23 @@ def node_view(
             )
             for nic in node.nics
         ],
+    )
+
+
+def _cordon_view(cordon: Cordon) -> CordonView:
+    return CordonView(by=cordon.by, why=cordon.why, since_s=cordon.since_s, drain=cordon.drain)
+
+
+def _reserved_view(reservation: Reservation, stops: Sequence[JobId]) -> ReservedView:
+    return ReservedView(
+        id=reservation.id,
+        start_s=reservation.start_s,
+        end_s=reservation.end_s,
+        holders=reservation.holders_text,
+        begun=reservation.begun,
+        why=reservation.why,
+        open_ended=reservation.open_ended,
+        stops=list(stops),
     )
 
 
