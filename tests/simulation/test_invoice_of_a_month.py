@@ -71,6 +71,7 @@ def test_some_hours_cost_what_the_events_say(tmp_path):
     check(seed=3, hours=2, tmp_path=tmp_path)
 
 
+@pytest.mark.timeout(1200)  # it takes about two minutes
 def test_a_month_costs_what_the_events_say(tmp_path):
     month, lines = check(seed=7, hours=720, tmp_path=tmp_path)
     kinds = {event["kind"] for event in month.events()}
