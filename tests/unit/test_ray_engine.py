@@ -424,6 +424,36 @@ def test_gpus_that_others_released_are_taken_by_a_new_actor_once_the_node_is_idl
     assert (ray.killed, driver._actors, told) == ([N0], {}, [])
 
 
+def test_an_actor_that_ray_gave_up_is_replaced_and_reported_once(monkeypatch):
+    """Found in a campaign: Ray's scheduler did not yet know a node that had just come back, and the node stayed down for good."""
+    monkeypatch.setattr("phalanx.engines.ray.driver.is_final", lambda error: str(error) == "unschedulable")
+    ray, told = PlayedRay({N0: 0.0}), Told()
+    driver = RayDriver(ray, told, queue.SimpleQueue())
+    order, made_actors = StartSupervisor(node=ray_node(), spec=carried()), []
+
+    def start(order, gpus=None):
+        made_actors.append(gpus)
+        state = driver._actors[N0] = _ActorState(order, ray.actor(N0), time.monotonic())
+        ray.asked[N0] = time.monotonic()
+        state.start_call = N0
+
+    def answer(reference, timeout=None):
+        if len(made_actors) < 3:
+            raise RuntimeError("unschedulable")
+        return ""
+
+    driver._start_supervisor, ray.get = start, answer
+    start(order)
+    for _ in range(8):
+        driver._poll_actor(N0, driver._actors[N0], time.monotonic())
+        driver._actors[N0].asked_s = -60.0
+        if len(made_actors) == 3 and driver._actors[N0].start_call is None:
+            break
+    assert made_actors == [None, None, None], "each with all GPUs that are free"
+    assert [one.node_id for one in told] == [N0], told
+    assert (ray.killed, driver._actors[N0].lost) == ([N0, N0], False)
+
+
 def test_a_lost_ray_head_of_others_is_reported_and_named_by_the_nodes_that_end_with_it(tmp_path, monkeypatch, caplog):
     cluster = Harness("r: n0=4")
     ray = made(tmp_path)

@@ -68,6 +68,17 @@ def test_a_node_that_came_back_hides_its_former_life():
     assert (only.ray_id, only.alive) == ("b", True)
 
 
+def test_of_two_that_ray_still_takes_for_live_the_last_that_we_started_is():
+    """Ray notices a death after 3 to 5 s. Till then the node had a second name, and its actor all of its GPUs."""
+    rows = [
+        row(ray_id, phalanx_node="n1", phalanx_started=started, phalanx_virtual="2")
+        for ray_id, started in (("b", "1000"), ("a", "900"), ("c", "950"))
+    ]
+    for given in (rows, rows[::-1]):
+        (only,) = parse_nodes(given)
+        assert (only.node_id, only.ray_id, only.alive) == ("n1", "b", True)
+
+
 def test_a_dead_node_says_why():
     (dead,) = parse_nodes([row("a", alive=False)])
     assert dead.why == "health check failed due to missing too many heartbeats"

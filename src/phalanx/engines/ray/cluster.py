@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.errors import TryLater
@@ -163,14 +163,15 @@ class ManagedRayCluster:
             name=node.id,
             folder=os.path.join(folder, node.id),
             supervisor_folder=os.path.join(self.home, "ray-nodes"),
-            command=lambda: (
-                head_command(start, self.port, self.client_port) if first else node_command(start, self.ray_address)
-            ),
+            command=lambda: self._command(replace(start, started_ms=int(time.time() * 1000)), first=first),
             variables={
                 **ray_environment(self.files),
                 **(redis_environment(self.redis, self.namespace) if first else {}),
             },
         )
+
+    def _command(self, start: RayStart, *, first: bool) -> list[str]:
+        return head_command(start, self.port, self.client_port) if first else node_command(start, self.ray_address)
 
     def _await_started(self, process: RayProcess, *, needed: bool) -> None:
         """Wait until Ray reports the node as started. Nodes start one by one: several at once may exceed Ray's limit of 30 s each.

@@ -41,6 +41,7 @@ ACTOR_ANSWER_S: Final = 20.0  # after that an actor is asked again
 FREED_POLL_S: Final = (
     5.0  # interval at which GPUs that others have released are looked for: one call for each node that lacks some
 )
+ACTOR_RETRY_S: Final = 2.0  # before an actor that Ray gave up is replaced
 ACTOR_START_S: Final = 60.0  # an actor's process imports Ray and Phalanx: 1 to 3 s on an idle machine
 _ORDER_WAIT_S: Final = 0.1
 
@@ -48,7 +49,8 @@ _ORDER_WAIT_S: Final = 0.1
 class _ActorState:
     """One node's actor. `start_call`, `pulse` and `growth_call` are references of pending calls; at most one of them is not None.
 
-    `growth_gpus`: how many GPUs it will hold if it can be replaced; `looked_s`: when it was last compared with what is free.
+    `growth_gpus`: how many GPUs it will hold if it can be replaced; `looked_s`: when it was last compared with what is free; `lost`: Ray
+    does not restart it.
     """
 
     def __init__(self, order: StartSupervisor, actor: Any, now_s: float) -> None:
@@ -59,6 +61,7 @@ class _ActorState:
         self.start_call: Any = None
         self.growth_call: Any = None
         self.growth_gpus = 0
+        self.lost = False
         self.looked_s = now_s
 
 
@@ -190,7 +193,10 @@ class RayDriver:
         """Handle the actor's answer to the last call, or call it again. Never blocks."""
         reference = next((one for one in (state.start_call, state.growth_call, state.pulse) if one is not None), None)
         if reference is None:
-            if now_s - state.asked_s >= ACTOR_POLL_S:
+            if state.lost:
+                if now_s - state.asked_s >= ACTOR_RETRY_S:
+                    self._replace_actor(node_id, state, None)
+            elif now_s - state.asked_s >= ACTOR_POLL_S:
                 state.asked_s, state.pulse = now_s, state.actor.poll.remote()
             return
         done, _ = self._ray.wait([reference], timeout=0)
@@ -204,7 +210,8 @@ class RayDriver:
         state.asked_s = now_s
         try:
             answer = self._ray.get(done[0])
-        except Exception as error:  # noqa: BLE001  # Ray restarts the actor, or its node is dead
+        except Exception as error:  # noqa: BLE001  # Ray restarts the actor, or gave it up, or its node is dead
+            state.lost = is_final(error)
             if start_call is not None and not state.reported:
                 state.reported = True
                 self._send(DriverProblem(text=_error_line(error), node_id=node_id))
@@ -216,7 +223,7 @@ class RayDriver:
             return
         if growth_call is not None:
             if answer:
-                self._replace_actor(node_id, state)
+                self._replace_actor(node_id, state, state.growth_gpus)
             return
         for death in answer["deaths"]:
             self._send(_died(node_id, death))
@@ -236,12 +243,14 @@ class RayDriver:
             state.growth_gpus = held + freed
             state.growth_call = state.actor.release_if_idle.remote()
 
-    def _replace_actor(self, node_id: NodeId, state: _ActorState) -> None:
-        """Start an actor that holds more GPUs, in place of one that has stopped its supervisor."""
+    def _replace_actor(self, node_id: NodeId, state: _ActorState, gpus: int | None) -> None:
+        """Start an actor in place of one that is lost, or that has stopped its supervisor so that the next one holds more GPUs."""
         self._ray.kill(state.actor)
         del self._actors[node_id]
         try:
-            self._start_supervisor(state.order, state.growth_gpus)
+            self._start_supervisor(state.order, gpus)
+            if node_id in self._actors:
+                self._actors[node_id].reported = state.reported
         except Exception as error:  # noqa: BLE001  # an error of one node must not affect the others
             self._send(DriverProblem(text=_error_line(error), node_id=node_id))
 
@@ -270,6 +279,13 @@ def _died(node_id: NodeId, death: Any) -> SupervisorDied:
     if isinstance(death, str):  # from an actor of an earlier release
         return SupervisorDied(node_id=node_id, why=death)
     return SupervisorDied(node_id=node_id, why=death["why"], supervisor_id=death["supervisor_id"])
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether Ray will not restart the actor: it died for good, or the scheduler did not yet know its new node, or not its GPUs."""
+    from ray.exceptions import ActorDiedError, ActorUnschedulableError
+
+    return isinstance(error, ActorDiedError | ActorUnschedulableError)
 
 
 def _error_line(error: BaseException) -> str:

@@ -7,7 +7,9 @@ import importlib.util
 import logging
 import os
 import platform
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -87,7 +89,7 @@ def joined_ray_process(folder: str, joined: Membership) -> RayProcess:
         name=joined.node_id,
         folder=os.path.join(folder, "ray", "process"),
         supervisor_folder=folder,
-        command=lambda: node_command(start, joined.settings["address"]),
+        command=lambda: node_command(replace(start, started_ms=int(time.time() * 1000)), joined.settings["address"]),
         variables=ray_environment(files),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +14,7 @@ from phalanx.engines.ray.protocol import RayNode
 
 LABEL_NODE: Final = "phalanx-node"
 LABEL_VIRTUAL: Final = "phalanx-virtual"
+LABEL_STARTED: Final = "phalanx-started"  # Unix time in ms: tells a node that was started again from the one before it
 MISMATCH: Final = "Version mismatch"  # Ray's message for different versions of Ray or Python
 _NAME_MAX: Final = 63
 
@@ -21,13 +22,17 @@ _NAME_MAX: Final = 63
 def parse_nodes(rows: Iterable[Mapping[str, Any]]) -> list[RayNode]:
     """Return the live Ray nodes, and the dead ones whose name no live one has; by name.
 
-    A node that we started has labels with its name and number of virtual devices; any other takes its host's name. If two live Ray nodes
-    have one name (a Ray cluster may have several on a host), the one with the larger Ray id gets the beginning of that id as a suffix.
+    A node that we started has labels with its name, its start and its number of virtual devices; any other takes its host's name. Ray
+    takes seconds to notice a death: of ours that it lists as live under one name, only the last started is. If two live Ray nodes of
+    others have one name (a Ray cluster may have several on a host), the one with the larger Ray id gets the beginning of that id as a suffix.
     """
     alive: list[RayNode] = []
     dead: list[RayNode] = []
-    for row in sorted(rows, key=lambda row: str(row["NodeID"])):
-        (alive if row.get("Alive") else dead).append(_node(row))
+    ordered = sorted(rows, key=lambda row: str(row["NodeID"]))
+    replaced = _replaced(ordered)
+    for row in ordered:
+        if str(row["NodeID"]) not in replaced:
+            (alive if row.get("Alive") else dead).append(_node(row))
     named: dict[NodeId, RayNode] = {}
     for node in alive:
         if node.node_id in named:
@@ -38,6 +43,23 @@ def parse_nodes(rows: Iterable[Mapping[str, Any]]) -> list[RayNode]:
     for node in dead:
         named.setdefault(node.node_id, node)
     return [named[name] for name in sorted(named)]
+
+
+def _replaced(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the Ray ids of nodes listed as live that we have started again since."""
+    last: dict[str, tuple[int, str]] = {}
+    replaced = set()
+    for row in rows:
+        labels: Mapping[str, str] = row.get("Labels") or {}
+        name, started = labels.get(LABEL_NODE), labels.get(LABEL_STARTED, "")
+        if not row.get("Alive") or not name or not started.isdecimal():
+            continue
+        this = (int(started), str(row["NodeID"]))
+        before = last.get(name)
+        if before is not None:
+            replaced.add(min(before, this)[1])
+        last[name] = this if before is None else max(before, this)
+    return replaced
 
 
 def error_line(text: str) -> str:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
-from phalanx.engines.ray.parse import LABEL_NODE, LABEL_VIRTUAL
+from phalanx.engines.ray.parse import LABEL_NODE, LABEL_STARTED, LABEL_VIRTUAL
 from phalanx.engines.ray.protocol import RAY_RECONNECT_S
 
 OBJECT_STORE_BYTES: Final = 80_000_000  # Ray refuses less than 75 MB; nothing of ours goes through it
@@ -73,13 +73,14 @@ def without_ray_variables(given: dict[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayStart:
-    """One node of a Ray cluster that we run. `devices` 0 and not virtual: Ray detects the GPUs."""
+    """One node of a Ray cluster that we run. `devices` 0 and not virtual: Ray detects the GPUs. `started_ms`: Unix time of this start."""
 
     name: str
     address: str
     devices: int
     virtual: bool
     temp: str = ""
+    started_ms: int = 0
 
 
 def head_command(start: RayStart, port: int, client_port: int) -> list[str]:
@@ -99,7 +100,8 @@ def _start() -> list[str]:
 
 
 def _common(start: RayStart) -> list[str]:
-    labels = f"{LABEL_NODE}={start.name}" + (f",{LABEL_VIRTUAL}={start.devices}" if start.virtual else "")
+    labels = f"{LABEL_NODE}={start.name},{LABEL_STARTED}={start.started_ms}"
+    labels += f",{LABEL_VIRTUAL}={start.devices}" if start.virtual else ""
     counted = ["--num-gpus", str(start.devices)] if start.virtual or start.devices else []
     return [
         "--block",
