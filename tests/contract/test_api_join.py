@@ -31,6 +31,7 @@ from phalanx.core.access.node_tokens import (
     seat_token,
 )
 from phalanx.core.errors import BadRequest, NotPermitted, Unreachable
+from phalanx.core.fleet.node import NodeState
 from phalanx.core.work.seats import Seat
 from phalanx.engines.local.engine import LocalEngine
 from phalanx.wire.head_http import fingerprint
@@ -96,6 +97,22 @@ def test_a_name_that_is_up_is_taken_by_nobody_else(bench):
     own = call("node:n0", "POST", "/v1/join", json={"node_id": "n0"})
     assert (own.status_code, own.json()["up"]) == (200, True)
     assert call("node:n0", "POST", "/v1/join", json={"node_id": "h7"}).status_code == 403
+
+
+def test_a_name_whose_server_is_silent_under_a_long_lease_is_free(bench):
+    """Found by hand: after a restore, the name of a server that had left could not be used for ten minutes."""
+    head, call, _ = bench
+    Supervisor(call).hello()  # n0
+    leases = head.driver.leases
+    leases.set_current("n0", "1", 1)
+    leases.grant("n0", "s1", head.clock.boottime_s(), until_s=head.clock.boottime_s() + 600.0)
+    assert join(call, good(head), "n0").status_code == 409
+    # Silent for 8 s. A jump of the clock would count as a pause of the head, after which nobody is silent.
+    leases._floor_s, leases._leases["n0"].renewed_s = 0.0, head.clock.boottime_s() - 8.0
+    reply = join(call, good(head), "n0")
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["up"] is False
+    assert head.store.nodes()[0].state is NodeState.UP, "what runs there keeps its lease"
 
 
 def test_a_join_token_that_ends_while_its_body_is_held_back_brings_nobody_in(bench):

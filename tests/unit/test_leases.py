@@ -127,6 +127,7 @@ def test_planned_stop_does_not_wait_for_the_dead():
 def test_long_lease_is_presumed_live_at_the_start():
     leases = LeaseBook()
     leases.grant(N0, A, 100.0, until_s=650.0)
+    leases.set_current(N0, J, Epoch(1))
     assert leases.expire(649.0) == []
     assert leases.expire(650.0) == [N0]
 
@@ -135,6 +136,7 @@ def test_hello_does_not_shorten_a_long_lease():
     """Found by reading: the hello to a new head made it believe the lease over after 7 s, while the supervisor held it for 10 minutes."""
     leases = LeaseBook()
     leases.grant(N0, A, 100.0, until_s=700.0)
+    leases.set_current(N0, J, Epoch(1))
     leases.grant(N0, A, 101.0)
     assert leases.expire(699.0) == []
 
@@ -142,6 +144,7 @@ def test_hello_does_not_shorten_a_long_lease():
 def test_long_lease_shrinks_once_the_supervisor_has_shown_that_it_took_the_shorter():
     leases = LeaseBook()
     leases.grant(N0, A, 100.0, until_s=700.0)
+    leases.set_current(N0, J, Epoch(1))
     assert leases.renew(N0, A, [], 101.0, held_s=599.0).lease_s == 6.0
     assert leases.expire(699.9) == [], "the answer may be lost: the lease that it reported counts"
     leases.renew(N0, A, [], 102.5, held_s=4.5)
@@ -152,6 +155,7 @@ def test_long_lease_shrinks_once_the_supervisor_has_shown_that_it_took_the_short
 def test_supervisor_that_does_not_say_what_it_holds_may_hold_all_of_it():
     leases = LeaseBook()
     leases.grant(N0, A, 100.0, until_s=700.0)
+    leases.set_current(N0, J, Epoch(1))
     leases.renew(N0, A, [], 101.0)
     assert leases.expire(699.9) == []
     assert leases.expire(700.0) == [N0]
@@ -173,23 +177,62 @@ def test_interval_grows_with_the_fleet():
     assert lease_s == 4 * interval_s
 
 
+def test_long_lease_of_a_node_without_jobs_ends_after_an_ordinary_one_in_silence():
+    """Found by hand: after a restore, jobs were placed for ten minutes on servers that had left."""
+    leases = LeaseBook(long_until_s=700.0)
+    leases.grant(N0, A, 100.0, until_s=700.0)
+    leases.grant(N1, B, 100.0, until_s=700.0)
+    leases.set_current(N1, J, Epoch(1))
+    assert leases.expire(106.9) == []
+    assert leases.next_check_s() <= 107.0
+    assert leases.expire(107.0) == [N0]
+    leases.drop([N0])
+    leases.set_current(N1, J, None)
+    assert leases.next_check_s() <= 107.0
+    assert leases.expire(107.0) == [N1]
+
+
+def test_who_was_lost_early_and_is_back_may_still_hold_the_long_lease():
+    leases = LeaseBook(long_until_s=700.0)
+    leases.grant(N0, A, 100.0, until_s=700.0)
+    leases.drop(leases.expire(107.0))
+    leases.grant(N0, A, 110.0)
+    leases.set_current(N0, J, Epoch(1))
+    assert leases.expire(699.9) == []
+    leases.renew(N0, A, [], 699.9, held_s=4.5)
+    assert leases.expire(706.9) == [N0]
+
+
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(("renew", "lost answer", "lengthen", "hello")), st.floats(0.01, 3.0), st.floats(0.0, 0.4)
+            st.sampled_from(("renew", "lost answer", "lengthen", "hello", "silence", "job", "no job")),
+            st.floats(0.01, 3.0),
+            st.floats(0.0, 0.4),
         )
     )
 )
-def test_head_never_believes_over_what_the_supervisor_holds(history):
+def test_head_never_believes_over_what_the_supervisor_holds_while_a_job_runs(history):
     """Whatever answers are lost: the supervisor's deadline, counted from asking, lies before the head's, counted from answering."""
-    leases, now, deadline = book(), 100.0, 0.0
+    leases, now, deadline, runs = book(), 100.0, 0.0, False
     for what, wait_s, way_s in history:
         now += wait_s
+        lost = leases.expire(now)
+        if runs and now <= deadline:
+            assert lost == []
+        if lost:
+            leases.drop(lost)
+            runs = False
         if what == "lengthen":
-            leases.grant_long(50.0, math.inf)
-            continue
+            leases.grant_long(50.0, now + 5.0)
         if what == "hello":
             leases.grant(N0, A, now)
+        if what == "silence":
+            now += 8.0
+        if what in ("job", "no job") and N0 in leases._leases:
+            runs = what == "job"
+            leases.set_current(N0, J, Epoch(1) if runs else None)
+        if what not in ("renew", "lost answer"):
             continue
         asked_s, now = now, now + way_s
         try:
@@ -198,4 +241,5 @@ def test_head_never_believes_over_what_the_supervisor_holds(history):
             continue
         if what == "renew" and asked_s + renewal.lease_s > now:
             deadline = asked_s + renewal.lease_s
-        assert leases.expire(deadline) == []
+        if runs:
+            assert leases.expire(deadline) == []

@@ -71,6 +71,10 @@ class LeaseService(Protocol):
         """
         ...
 
+    def renewed_recently(self, node_id: NodeId, supervisor_id: SupervisorId, now_s: float) -> bool:
+        """Whether this supervisor can still renew, and did less than an ordinary lease ago."""
+        ...
+
     def belongs_to_other(self, node_id: NodeId, supervisor_id: SupervisorId) -> bool:
         """Whether another supervisor has registered for this node, even if it was not answered yet."""
         ...

@@ -141,6 +141,7 @@ class Controller:
         """
         # The previous head granted leases by the size of the whole fleet: the larger the fleet, the longer its leases.
         full_s = now.boot_s + self.leases.terms_for(len(self.world.nodes))[0] + MARGIN_S
+        self.leases.long_until_s = leases_until_s
         for node in self.world.nodes.values():
             self._incarnations.record(node)
             if node.state is NodeState.UP and node.supervisor_id is not None:

@@ -60,13 +60,18 @@ class LeaseBook:
 
     A step must not scan every lease: `_earliest_s` is a lower bound of the first end, and only when it has passed are all leases scanned.
     `presume_live`, which extends all leases, is recorded once and applied to each lease when it is next used.
+
+    A long lease, from a planned stop, protects what runs under it. A node where no attempt is current is lost after an ordinary lease without
+    a renewal, so that jobs do not wait for a server that left while the head was down. Its supervisor may believe in the long lease for
+    longer, so a registration counts as holding one, `long_until_s` at most, until its first renewal tells.
     """
 
     lease_s: float = LEASE_DEFAULT_S
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
+    long_until_s: float = 0.0
     _leases: dict[NodeId, _Lease] = field(default_factory=dict)
     _long_s: float | None = None
-    _long_until_s: float = math.inf
+    _long_granted_until_s: float = math.inf
     _earliest_s: float = math.inf
     _over: set[NodeId] = field(default_factory=set)
     _floor_s: float = 0.0
@@ -91,7 +96,7 @@ class LeaseBook:
         """
         with self.guard:
             self._end_long(now_s)
-            ends_s = max(now_s + self.terms[0] + MARGIN_S, until_s)
+            ends_s = max(now_s + self.terms[0] + MARGIN_S, until_s, self.long_until_s)
             held = self._leases.get(node_id)
             if held is not None and held.supervisor_id in (supervisor_id, PRESUMED_HOLDER) and not held.over:
                 held.supervisor_id, held.renewed_s = supervisor_id, now_s
@@ -101,7 +106,7 @@ class LeaseBook:
                     supervisor_id=supervisor_id, ends_s=ends_s, renewed_s=now_s, presumed=self._presumed
                 )
                 self._over.discard(node_id)
-                self._earliest_s = min(self._earliest_s, ends_s)
+            self._earliest_s = min(self._earliest_s, self._end_of(self._leases[node_id]))
 
     def renew(
         self,
@@ -137,7 +142,7 @@ class LeaseBook:
             lease.renewed_s = now_s
             granted_s = self._touched(lease).ends_s - now_s - MARGIN_S
             lease.ends_s = now_s + max(lease_s, granted_s if held_s is None else min(held_s, granted_s)) + MARGIN_S
-            self._earliest_s = min(self._earliest_s, lease.ends_s)  # a long lease may have become shorter
+            self._earliest_s = min(self._earliest_s, self._end_of(lease))  # a long lease may have become shorter
             lease.renewed_long = self._long_s is not None
             superseded = [(job, epoch) for job, epoch in epochs if lease.current.get(job) != epoch]
         return Renewal(lease_s=lease_s, renew_in_s=renew_in_s, superseded=superseded)
@@ -148,8 +153,7 @@ class LeaseBook:
             lease = self._leases.get(node_id)
             if lease is None or lease.over or lease.supervisor_id != supervisor_id:
                 return False
-            ordinary_s = self.terms[1] * RENEWALS_PER_LEASE
-            return now_s < max(lease.renewed_s + ordinary_s + MARGIN_S, self._floor_s)
+            return now_s < self._silent_s(lease)
 
     def belongs_to_other(self, node_id: NodeId, supervisor_id: SupervisorId) -> bool:
         """Whether another supervisor has registered for this node; its registration may not be answered yet."""
@@ -165,6 +169,7 @@ class LeaseBook:
                 return
             if epoch is None:
                 lease.current.pop(job_id, None)
+                self._earliest_s = min(self._earliest_s, self._end_of(lease))
             else:
                 lease.current[job_id] = epoch
 
@@ -174,11 +179,11 @@ class LeaseBook:
             if now_s >= self._earliest_s:
                 self._earliest_s = math.inf
                 for node_id, lease in self._leases.items():
-                    if lease.over or self._touched(lease).ends_s <= now_s:
+                    if lease.over or self._end_of(lease) <= now_s:
                         lease.over = True
                         self._over.add(node_id)
                     else:
-                        self._earliest_s = min(self._earliest_s, lease.ends_s)
+                        self._earliest_s = min(self._earliest_s, self._end_of(lease))
             return sorted(self._over)
 
     def presume_live(self, now_s: float) -> None:
@@ -203,15 +208,27 @@ class LeaseBook:
     def grant_long(self, lease_s: float, until_s: float) -> None:
         """Grant `lease_s` at every renewal until `until_s`: the head will stop as planned. If it does not, leases are normal from then on."""
         with self.guard:
-            self._long_s, self._long_until_s = lease_s, until_s
+            self._long_s, self._long_granted_until_s = lease_s, until_s
+            self.long_until_s = max(self.long_until_s, until_s + lease_s + MARGIN_S)
 
     def all_long(self) -> bool:
         """Whether every supervisor holds a long lease."""
         with self.guard:
             return all(lease.renewed_long or lease.over for lease in self._leases.values())
 
+    def _end_of(self, lease: _Lease) -> float:
+        """Return when the head may take the node for lost."""
+        ends_s = self._touched(lease).ends_s
+        if lease.current or lease.supervisor_id in (UNCLAIMED, PRESUMED_HOLDER):
+            return ends_s
+        return min(ends_s, self._silent_s(lease))
+
+    def _silent_s(self, lease: _Lease) -> float:
+        """Return when the supervisor will have renewed nothing for one ordinary lease."""
+        return max(lease.renewed_s + self.terms[1] * RENEWALS_PER_LEASE + MARGIN_S, self._floor_s)
+
     def _end_long(self, now_s: float) -> None:
-        if now_s >= self._long_until_s:
+        if now_s >= self._long_granted_until_s:
             self._long_s = None
 
     def _touched(self, lease: _Lease) -> _Lease:

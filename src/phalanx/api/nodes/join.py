@@ -12,10 +12,10 @@ from starlette.responses import Response
 from phalanx.api.auth.authenticator import require_own_node
 from phalanx.api.http.bodies import json_response, read_record
 from phalanx.api.http.routing import MediaType, RouteTable
-from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
+from phalanx.api.runtime import ApiRuntime, caller_of, run_in_thread, runtime_of
 from phalanx.core.access.caller import Caller
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
-from phalanx.core.fleet.node import NodeState
+from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.work.seats import parse_seat
 from phalanx.core.work.users import Action
@@ -78,8 +78,9 @@ async def join(request: Request) -> Response:
     if caller.node_id is not None:
         require_own_node(caller, command.node_id)
     known = {node.id: node for node in await run_in_thread(services.store.nodes)}.get(command.node_id)
-    up = known is not None and known.state is NodeState.UP
-    # A caller with the node's own token is that node. Another server may take over a name only from a node that is down.
+    up = known is not None and known.state is NodeState.UP and _is_heard(runtime, known)
+    # A caller with the node's own token is that node. Another server may take over a name only from a node that is down or silent, as one
+    # that left while the head was down: what still runs there keeps its long lease until the newcomer's supervisor registers.
     if caller.node_id != command.node_id and known is not None and up:
         raise Conflict(
             f"node {command.node_id} is already up, at {known.address}; two servers cannot have the same name",
@@ -88,6 +89,13 @@ async def join(request: Request) -> Response:
     await runtime.record_call(f"node {command.node_id}")
     given = await run_in_thread(services.join_service.accept, command)
     return json_response(msgspec.structs.replace(given, up=up, heads=runtime.head_urls))
+
+
+def _is_heard(runtime: ApiRuntime, node: Node) -> bool:
+    services = runtime.services
+    return node.supervisor_id is None or services.controller.leases.renewed_recently(
+        node.id, node.supervisor_id, services.clock.boottime_s()
+    )
 
 
 def _reject_seat(caller: Caller) -> None:
