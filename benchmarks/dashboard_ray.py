@@ -91,7 +91,7 @@ def main() -> None:
 
     wanted = int(sys.argv[1])
     arguments = {"num_cpus": 4, "num_gpus": GPUS, "include_dashboard": True, "dashboard_port": 0}
-    cluster = Cluster(initialize_head=True, head_node_args=arguments)
+    cluster: Any = Cluster(initialize_head=True, head_node_args=arguments)
     try:
         end = time.monotonic() + JOINING_S
         while len(cluster.list_all_nodes()) < wanted and time.monotonic() < end and _free_bytes() > FREE_BYTES_MIN:
