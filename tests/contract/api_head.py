@@ -63,8 +63,8 @@ JOB = {"run": ["python", "train.py"], "gpus": 2, "workdir": "/tmp", "name": "tra
 class Clock:
     """The machine's clocks, which a test may push on."""
 
-    def __init__(self):
-        self.ahead_s = 0.0
+    def __init__(self, ahead_s=0.0):
+        self.ahead_s = ahead_s
 
     def now_s(self):
         return time.time() + self.ahead_s
@@ -85,9 +85,10 @@ class ApiHead:
     head_id: str = "head-1"
     storage_key: str = "k"
     notifier: object = None
+    ahead_s: float = 0.0
 
     def __post_init__(self):
-        self.clock, self.logs = Clock(), FileLogs(f"{self.home}/logs")
+        self.clock, self.logs = Clock(self.ahead_s), FileLogs(f"{self.home}/logs")
         self.mailboxes, self.telemetry = Mailboxes(), Telemetry()
         self.stopped = threading.Event()
         self.output_root = f"{self.home}/outputs"

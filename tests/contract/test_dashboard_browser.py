@@ -40,7 +40,7 @@ FORMS = {
     "/plan": ("model", "gpus", "tokens"),
     "/what-if": ("gpus", "time", "add_nodes"),
     "/use": ("days", "by"),
-    "/audit": ("user", "action"),
+    "/audit": ("user", "object"),
     "/sign-in": ("next", "error"),
 }
 # What the script of a page shows last.

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from phalanx.api.pages import audit as audit_pages
 from phalanx.api.pages import pages as page_routes
 from phalanx.api.pages import planning, service_pages
 from phalanx.api.pages import use as use_routes
@@ -546,3 +547,51 @@ def test_use_names_the_node_that_failed_and_says_when_older_jobs_are_left_out(he
     shown = page("/use?days=1")
     assert ["n0", "1", "1"] in shown.cells
     assert "Of the newest 1 jobs." in shown.text
+
+
+def test_audit_trail_is_filtered_by_user_and_object_and_goes_back_page_by_page(call, page, monkeypatch):
+    monkeypatch.setattr(audit_pages, "LINES_SHOWN", 2)
+    monkeypatch.setattr(audit_pages, "_READ", 3)
+    jobs = [call.submit(name=name) for name in ("one", "two")]
+    for role, job, verb in (
+        ("operator", 0, "hold"),
+        ("user", 1, "hold"),
+        ("user", 0, "release"),
+        ("operator", 0, "hold"),
+    ):
+        assert call(role, "POST", f"/v1/jobs/{jobs[job]}/{verb}").status_code == 200
+    of_job = f"/audit?object=job_id={jobs[0]}"
+    first = page(of_job)
+    assert [(row[2], row[4].rpartition("/")[2]) for row in first.cells] == [("opal", "hold"), ("ada", "release")]
+    (older,) = [attrs["href"] for tag, attrs in first.tags if tag == "a" and "before=" in attrs.get("href", "")]
+    assert [(row[2], row[4].rpartition("/")[2]) for row in page(older).cells] == [("opal", "hold")]
+    assert [row[2] for row in page(f"{of_job}&user=opal").cells] == ["opal", "opal"]
+    assert page(f"/audit?object={jobs[0]}").cells == first.cells, "the value alone is enough"
+    assert page("/audit?object=job_id=999").cells == []
+    seen, path = [], "/audit"
+    while path:
+        shown = page(path)
+        seen += [int(row[0]) for row in shown.cells]
+        path = next(
+            (attrs["href"] for tag, attrs in shown.tags if tag == "a" and "before=" in attrs.get("href", "")), ""
+        )
+    assert seen == list(range(seen[0], 0, -1)), "every line once, none left out"
+    monkeypatch.setattr(audit_pages, "READS_MAX", 1)
+    cut = page("/audit?object=job_id=999")
+    assert f"No line matches, back to line {seen[0] - 2}." in cut.text
+    assert call("admin", "GET", "/audit?before=0").status_code in (400, 422)
+    assert f"/audit?object=job_id%3D{jobs[0]}" in [attrs.get("href") for _, attrs in page(f"/jobs/{jobs[0]}").tags]
+    assert "audit trail" not in page(f"/jobs/{jobs[0]}", "user").text
+
+
+def test_use_shows_what_projects_spent_this_month_beside_their_budgets(head, call, page):
+    Supervisor(call).hello()
+    prices = {"currency": "EUR", "prices": [{"gpu": "virtual", "per_gpu_hour": "2.00"}]}
+    assert call("operator", "PUT", "/v1/prices", prices).status_code == 200
+    assert call("admin", "PUT", "/v1/projects/default", {"budget": "1000 EUR/month"}).status_code == 200
+    call.submit(gpus=1)
+    head.clock.ahead_s += 600.0
+    spending = call("viewer", "GET", "/v1/projects/default/spending").json()
+    (row,) = [row for row in page("/use?days=30").cells if len(row) == 5 and row[0] == "default"]
+    assert row[1:] == [f"{spending['spent']} EUR", f"{spending['forecast']} EUR", "1000 EUR/month", "0 %"]
+    assert "a period of 30 days" in page("/use?days=7").text

@@ -17,6 +17,7 @@ from phalanx.api.nodes import (
     output_routes,
     supervisor_routes,
 )
+from phalanx.api.pages import audit as audit_pages
 from phalanx.api.pages import login as login_pages
 from phalanx.api.pages import pages, planning, provider_sign_in, service_pages, settings, sign_in, use
 from phalanx.api.routes import (
@@ -101,6 +102,7 @@ _RESOURCES = (
     queues,
     metrics,
     pages,
+    audit_pages,
     planning,
     service_pages,
     settings,

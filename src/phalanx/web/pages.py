@@ -13,12 +13,11 @@ from phalanx.core.work.job import JobState
 from phalanx.web.attempts import attempts_timeline
 from phalanx.web.cells import live, moment, number, state_word
 from phalanx.web.command_hints import option_text
-from phalanx.web.document import Viewer, document
+from phalanx.web.document import RIGHTS, Viewer, document
 from phalanx.web.html import Html, element, facts, join, link, page_path, table
-from phalanx.wire.api.audit import AuditLineView
 from phalanx.wire.api.cell_states import HELD_STATES, CellState
 from phalanx.wire.api.fleet import FleetFrame
-from phalanx.wire.api.jobs import JobDetail, JobView
+from phalanx.wire.api.jobs import JobDetail, JobView, JobWasteView
 from phalanx.wire.api.nodes import DeviceView, NodeView, node_state
 from phalanx.wire.api.queues import QueueView
 
@@ -98,7 +97,7 @@ def jobs_page(jobs: Sequence[JobView], after: str, asked: Mapping[str, str], ord
             job.queue,
             number(job.gpu_count),
             moment(job.submit_s),
-            ", ".join(job.nodes) if job.state is JobState.RUNNING else job.detail,
+            _where(job) if job.state is JobState.RUNNING else job.detail,
         )
         for job in jobs
     ]
@@ -135,6 +134,7 @@ def job_page(
             ("Queue", f"{job.queue}, priority {job.priority}"),
             ("GPUs", job.shape or job.gpus),
             ("Nodes", [join(link(node, "nodes", node), " ") for node in job.nodes]),
+            ("Waste", "" if job.waste is None else join(_waste(job.waste), ", since ", moment(job.waste.since_s))),
             ("Submitted", moment(job.submit_s)),
             ("Started", moment(job.started_s)),
             ("Ended", moment(job.ended_s)),
@@ -155,7 +155,9 @@ def job_page(
         " (JSON; needs the right to read the output)",
     )
     tried = attempts_timeline(detail.attempts, now_s)
-    body = join(shown, tried, element("h2", "History"), lines)
+    audit = link("What people did to this job", "audit", object=f"job_id={job.id}")
+    changes = element("p", audit, " (audit trail)") if RIGHTS["audit"] in viewer.actions else None
+    body = join(shown, tried, element("h2", "History"), lines, changes)
     shown_live = element("div", body, id="live", data_job=job.id, data_may_change="yes" if may_change else None)
     output = element("div", element("h2", "Output"), logs, id="output")
     tips = [element("li", element("code", option_text(one)), f": {one.change}. {one.measured}.") for one in advice]
@@ -256,17 +258,6 @@ def node_page(node: NodeView, history: Sequence[HistoryLine], viewer: Viewer) ->
     return document("node", f"Node {node.id}", shown_live, viewer=viewer)
 
 
-def audit_page(lines: Sequence[AuditLineView], viewer: Viewer) -> Html:
-    """Return the newest lines of the audit trail, newest first."""
-    rows = [
-        (str(line.seq), moment(line.at_s), line.user, line.origin, line.action, line.target, line.detail, line.result)
-        for line in reversed(lines)
-    ]
-    titles = ("Line", "Time", "User", "From", "Request", "Object", "Detail", "Result")
-    shown = table(titles, rows, caption="Audit trail", empty="Nothing has been changed yet.")
-    return document("audit", "Audit trail", live(shown), viewer=viewer)
-
-
 def _sort_link(title: str, column: str, order: SortOrder, page: str, filters: Mapping[str, str]) -> Html:
     """Return a column's title as a link that sorts the whole list by it; a second time, the other way."""
     sorted_by = column == order.column
@@ -306,6 +297,14 @@ def _job_state(job: JobView) -> str:
     if job.state is JobState.PENDING:
         return "held" if job.held else "pending"
     return str(job.attempt_state or job.state) if job.state is JobState.RUNNING else job.state.value
+
+
+def _where(job: JobView) -> str:
+    return "; ".join(filter(None, (", ".join(job.nodes), "" if job.waste is None else _waste(job.waste))))
+
+
+def _waste(waste: JobWasteView) -> str:
+    return f"{number(waste.gpus)} GPUs {waste.kind.replace('_', ' ')}"
 
 
 def _health(node: NodeView) -> str:

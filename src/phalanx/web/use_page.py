@@ -13,11 +13,12 @@ from phalanx.core.hints import parse_hint
 from phalanx.core.work.monthly_budget import cents_text
 from phalanx.core.work.waste_terms import WASTE_STATES
 from phalanx.web.cells import live, moment, number, state_word
-from phalanx.web.charts import key, stacked_bar, stacked_columns
+from phalanx.web.charts import ChartPart, key, stacked_bar, stacked_columns, strip
 from phalanx.web.command_hints import render_hint
 from phalanx.web.document import Viewer, document
 from phalanx.web.fields import choice
 from phalanx.web.html import Child, Html, element, join, link, table
+from phalanx.wire.api.cost import BudgetView
 from phalanx.wire.api.waste import WasteRowView, WasteView
 
 HOUR_US: Final = 3_600_000_000
@@ -47,6 +48,8 @@ _HOUR_NAME: Final = "%m-%d %H:00"
 _DAY_NAME: Final = "%Y-%m-%d"
 _PROJECTS_DRAWN: Final = 6
 _OTHERS: Final = "s6"
+_BUDGETS_SHOWN: Final = 20
+_NEARLY_PERCENT: Final = 90  # from which a budget is shown as nearly used up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,7 @@ class Use:
         costs: None without prices.
         nodes: node, failures and number of jobs, most failures first; the node is "" where it is unknown.
         nodes_of_jobs: how many of the newest jobs these count; None for all.
+        spending: of projects this month, the most used budget first; None if the period is shorter than a month.
     """
 
     series: Sequence[UsagePeriod]
@@ -86,6 +90,7 @@ class Use:
     costs: Costs | None
     nodes: Sequence[tuple[str, int, int]]
     nodes_of_jobs: int | None = None
+    spending: Sequence[BudgetView] | None = None
 
 
 def use_page(asked: UseAsked, use: Use, days: Sequence[int], keys: Sequence[str], viewer: Viewer) -> Html:
@@ -109,6 +114,8 @@ def use_page(asked: UseAsked, use: Use, days: Sequence[int], keys: Sequence[str]
             _columns(use.series, hourly=asked.hourly),
             element("h2", "Money by project"),
             _money(use.costs, hourly=asked.hourly),
+            element("h2", "Spending and budgets this month"),
+            _spending(use.spending, asked),
             element("h2", "Waste now"),
             _waste_now(use.waste),
             element("h2", f"Who wasted most, by {asked.by}"),
@@ -203,6 +210,39 @@ def _money(costs: Costs | None, *, hourly: bool) -> Html:
     rows.append(("total", _hours(sum(row.used.gpu_us + row.idle.gpu_us for row in costs.rows)), cents_text(total), ""))
     titles = ("Project", "GPU-hours", f"Cost in {costs.currency}", "Share")
     return join(picture, scale, top, legend, table(titles, rows, caption="Money by project", empty=""))
+
+
+def _spending(budgets: Sequence[BudgetView] | None, asked: UseAsked) -> Html:
+    """Return what each project spent this month, and how much of its budget that is."""
+    if budgets is None:
+        here = link("a period of 30 days", "use", days="30", by=asked.by)
+        return element("p", "Shown for ", here, " or more.", class_="empty")
+    shown = budgets[:_BUDGETS_SHOWN]
+    rows = [
+        (
+            one.project,
+            f"{one.spent} {one.currency}",
+            f"{one.forecast} {one.currency}",
+            one.budget or "none",
+            "" if one.percent is None else join(f"{one.percent} %", _budget_bar(one.percent)),
+        )
+        for one in shown
+    ]
+    titles = ("Project", "Spent", "Forecast of the month", "Budget", "Used")
+    month = f"Spending in {budgets[0].month}, UTC" if budgets else ""
+    found = table(titles, rows, caption=month, empty="No project has spent money or has a budget this month.")
+    more = len(budgets) - len(shown)
+    return join(
+        found,
+        element("p", f"{more} more projects: ", element("code", "phalanx report cost --by project"), class_="note")
+        if more
+        else None,
+    )
+
+
+def _budget_bar(percent: int) -> Html:
+    kind = "bad" if percent >= _NEARLY_PERCENT else "own"
+    return strip([ChartPart(start=0.0, size=min(percent, 100), kind=kind)], 100.0, name=f"{percent} % of the budget")
 
 
 def _money_column(rows: Sequence[CostRow], kinds: Mapping[str, str], name: str) -> list[tuple[str, float, str]]:

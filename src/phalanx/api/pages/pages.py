@@ -15,7 +15,6 @@ from phalanx.api.auth.redaction import JobRedactor
 from phalanx.api.http.routing import MediaType, RouteTable, identify_caller
 from phalanx.api.live.history_tail import newest_seq
 from phalanx.api.pages.responses import error_page, page_response, sign_in_page, viewer_of
-from phalanx.api.routes.audit import audit_line_view
 from phalanx.api.routes.nodes import read_node
 from phalanx.api.routes.queues import read_queues
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
@@ -187,12 +186,3 @@ async def show_node_page(request: Request, node_id: NodeId) -> Response:
         return pages.node_page(node, JobRedactor(store, caller).redact_all(lines), viewer)
 
     return page_response(request, await run_in_thread(read))
-
-
-@routes.get("/audit", Action.ADMINISTER, reply=MediaType.HTML, error_page=error_page)
-async def show_audit_trail(request: Request) -> Response:
-    """Show the newest lines of the audit trail."""
-    lines = await run_in_thread(
-        runtime_of(request).services.store.audit, after=None, user=None, since_s=0.0, limit=JOBS_SHOWN
-    )
-    return page_response(request, pages.audit_page([audit_line_view(line) for line in lines], viewer_of(request)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Final
 
 from fastapi import Query
@@ -44,6 +44,7 @@ from phalanx.core.work.price_list import PRICES, PriceBook, micro_text
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.quotas.queue_validation import rights_of
 from phalanx.core.work.share import MILLI_PER_DEVICE
+from phalanx.core.work.usage_hour import UsageHour
 from phalanx.core.work.users import Action
 from phalanx.wire.api.cost import (
     BudgetView,
@@ -221,9 +222,13 @@ def _invoice(services: HeadServices, period: LedgerPeriod) -> InvoiceView:
 
 def _budgets(services: HeadServices, projects: list[Project]) -> list[BudgetView]:
     """The spending of these projects in the month of now."""
+    return project_budgets(services, projects, services.usage_hours(first_hour_s(services.clock.now_s())))
+
+
+def project_budgets(services: HeadServices, projects: list[Project], hours: Iterable[UsageHour]) -> list[BudgetView]:
+    """The spending of these projects in the month of now. `hours`: of the ledger from `first_hour_s` on, in the order of time."""
     now_s = services.clock.now_s()
     currency, book = price_book(services)
-    hours = services.usage_hours(first_hour_s(now_s))
     spending = project_spending(hours, book, running_uses(services), now_s=now_s)
     none = ProjectSpending(
         project="", month=month_of(now_s), spent_cents=0, forecast_cents=0, method=ForecastMethod.RUN_RATE

@@ -139,7 +139,7 @@ function Progress({ progress }) {
     progress.checkpoint_step != null && `checkpoint of step ${progress.checkpoint_step}`,
     progress.steps_total && progress.step_s ? `${duration((progress.steps_total - progress.step) * progress.step_s)} left` : null,
   ].filter(Boolean);
-  return html`<p>Step <strong>${progress.step}</strong>${of} ${progress.steps_total && html`<meter min="0" max=${progress.steps_total} value=${progress.step}></meter>`} ${facts.join(", ")}</p>`;
+  return html`<p>Step <strong>${progress.step}</strong>${of} ${progress.steps_total && html`<meter min="0" max=${progress.steps_total} value=${progress.step}></meter>`} ${facts.join(", ")}, newest step at ${moment(progress.at_s)}</p>`;
 }
 
 /** Show the history, which the head sends as a table, as a timeline. */
