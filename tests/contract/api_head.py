@@ -86,6 +86,7 @@ class ApiHead:
     storage_key: str = "k"
     notifier: object = None
     ahead_s: float = 0.0
+    shows_states: bool = False  # of GPUs on the page of the fleet, by the ledger of states
 
     def __post_init__(self):
         self.clock, self.logs = Clock(self.ahead_s), FileLogs(f"{self.home}/logs")
@@ -131,6 +132,7 @@ class ApiHead:
             identity=OidcProvider(f"{self.home}/secrets", self.clock.now_s),
             waste=self.usage.waste,
             attempt_use=self.usage.attempt_use,
+            **({"part_states": self.usage.part_states} if self.shows_states else {}),
             history=self.history,
             clock=self.clock,
             node_secret=SECRET,

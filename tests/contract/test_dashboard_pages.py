@@ -47,6 +47,7 @@ OUR_TAGS = frozenset(
             "ol",
             "details",
             "summary",
+            "wbr",
         ),
     )
 )

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from phalanx.core.fleet.device import Device
 from phalanx.core.state.events import LabelNodes
-from phalanx.core.state.reports import MemberReady, MemberStarted, NodeHealthReported
+from phalanx.core.state.reports import MemberReady, MemberStarted, NodeHealthReported, ReadinessChanged
 from phalanx.core.units import GIB
 from phalanx.core.work.usage_hour import UsageHour, UsageRow
 from phalanx.ports.store import Batch
@@ -36,8 +36,8 @@ FAULT = "GPU 3: Xid 79, the GPU has fallen off the bus"
 PAST_DAYS = 45
 HOUR_MS = 3_600_000
 PAST_S = 2700.0  # of played time
-TURN_S = 60.0
-REPORT_S = 10
+TURN_S = 30.0
+REPORT_S = 6
 STEP_S = 6.0  # of a training
 STUCK, STUCK_STEP = "reward-model", 40
 QUEUES = [
@@ -128,6 +128,7 @@ class PlantedHead:
         self.jobs: dict[str, str] = {}
         self.steps: dict[str, int] = {}
         self.shipped: dict[str, int] = {}
+        self.logged: dict[str, int] = {}
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._renew, daemon=True)
 
@@ -183,11 +184,12 @@ class PlantedHead:
         submit = self.submit
         submit("llama-7b-pretrain", "ada", 16, "research", "nlp", start=True, busy=0.93, time="12h")
         submit("vit-sweep", "bob", 8, "research", "vision", start=True, busy=0.81, time="2h")
-        submit("notebook", "bob", 8, "dev", "vision", start=True, busy=0.0)
+        submit("notebook", "bob", 7, "dev", "vision", start=True, busy=0.0)
         submit(STUCK, "opal", 8, "prod", "default", start=True, busy=0.0)
         submit("tts-finetune", "opal", 8, "prod", "speech", start=True, busy=0.7, time="6h")
         submit("llama-70b-pretrain", "ada", 32, "prod", "nlp")
         submit("quick-eval", "ada", 8, "research", "nlp", time="30m", priority=-5)
+        self._start_service()
         self.steps = {"llama-7b-pretrain": 0, STUCK: 0, "tts-finetune": 0}
 
     def submit(self, name, user, gpus, queue, project, *, start=False, busy=0.5, **more):
@@ -208,6 +210,20 @@ class PlantedHead:
                 member.epochs.append((job, 1))
                 member.busy[job] = busy
         return job
+
+    def _start_service(self):
+        """A service with one replica, which answers."""
+        body = {**JOB, "name": "chat", "type": "service", "replicas": "1..2", "gpus": 1, "port": 8000, "queue": "dev"}
+        body |= {"ready": "/health", "run": ["python", "serve.py"], "project": "speech"}
+        assert self.call("operator", "POST", "/v1/services", body).status_code == 201
+        until(lambda: [job for job, _ in self.head.driver.live_attempts() if job.spec.name.startswith("chat")])
+        ((job, attempt),) = [one for one in self.head.driver.live_attempts() if one[0].spec.name.startswith("chat")]
+        node = self.nodes[attempt.allocation.grants[0].node_id]
+        place = {"job_id": job.id, "epoch": 1, "generation": 0, "node_id": node.node_id}
+        node.tell(MemberReady(**place, port=29500, service_port=8000))
+        node.tell(MemberStarted(**place, at_s=self.head.clock.now_s()), ReadinessChanged(**place, ready=True))
+        node.epochs.append((job.id, 1))
+        node.busy[job.id] = 0.4
 
     def _held(self):
         held = {}
@@ -242,12 +258,15 @@ class PlantedHead:
             report = {"k": "step", "rank": 0, "epoch": 1, "generation": 0, "step": step, "at_s": end_s}
             timing = {"begin_ns": int((end_s - seconds / count) * 1e9), "end_ns": int(end_s * 1e9)}
             lines.append(report | timing | {"loss": round(1.7 + 9.0 / (step + 1) ** 0.5, 4), "tokens": 4_194_304})
+        log = "".join(f"step {one['step']} loss {one['loss']:.4f}\n" for one in lines if "step" in one).encode()
         data = "".join(json.dumps(line) + "\n" for line in lines).encode()
         job = self.jobs[name]
         (attempt,) = self.head.store.attempts(job)
         node = self.nodes[attempt.allocation.grants[0].node_id]
         assert node.ship(job, 1, "steps-0", self.shipped.get(name, 0), data).status_code == 200
         self.shipped[name] = self.shipped.get(name, 0) + len(data)
+        assert node.ship(job, 1, "rank-0", self.logged.get(name, 0), log).status_code == 200
+        self.logged[name] = self.logged.get(name, 0) + len(log)
 
     def _quarrel(self):
         """What operators and users did to one job: lines for the audit trail."""
@@ -301,7 +320,7 @@ def planted_head(home):
     """A planted head that serves."""
     store = MemoryStore()
     store.commit(Batch(records=list(past_hours(time.time() - PAST_S))))
-    head = ApiHead(home, store=store, ahead_s=-PAST_S)
+    head = ApiHead(home, store=store, ahead_s=-PAST_S, shows_states=True)
     try:
         with head.calling() as call:
             planted = PlantedHead(head, call)

@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 from urllib.parse import quote
 
-_VOID: Final = frozenset({"input", "link", "meta", "br"})
+_VOID: Final = frozenset({"input", "link", "meta", "br", "wbr"})
 # A browser drops a line break that is the first of their text.
 _DROPS_FIRST_BREAK: Final = frozenset({"textarea", "pre"})
 

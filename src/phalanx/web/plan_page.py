@@ -97,7 +97,7 @@ def _answer(answer: PlanAnswer, fleet: str) -> list[Child]:
         content += [element("h2", "Layouts"), _layouts(answer.layouts)]
     others = [*answer.layouts[1:], *answer.losers] if answer.layouts else list(answer.losers)
     if others:
-        rows = [(element("code", layout_text(one.layout)), one.why) for one in others]
+        rows = [(_layout_code(one.layout), one.why) for one in others]
         content += [
             element("h2", "Why the others are worse"),
             table(("Layout", "Why"), rows, caption="Others", empty=""),
@@ -192,7 +192,7 @@ def _layouts(layouts: Sequence[LayoutFigures]) -> Html:
         rows.append(
             (
                 str(number),
-                element("code", layout_text(one.layout)),
+                _layout_code(one.layout),
                 _unbroken(format_seconds(one.step_s.mid)),
                 join(_unbroken(interval), strip(parts, slowest, name=f"step {interval}")),
                 format_rounded(one.tokens_per_s),
@@ -205,6 +205,12 @@ def _layouts(layouts: Sequence[LayoutFigures]) -> Html:
         )
     titles = ("No.", "Layout", "Step", "80 % interval", "Tokens/s", "MFU", "Memory", "Room", "Trains", "Cost")
     return table(titles, rows, caption="Layouts that fit, best first", empty="None fits.")
+
+
+def _layout_code(layout: Layout) -> Html:
+    """Return a layout that breaks behind its commas only."""
+    parts = layout_text(layout).split(",")
+    return element("code", [part if not at else join(",", element("wbr"), part) for at, part in enumerate(parts)])
 
 
 def _unbroken(text: str) -> str:

@@ -10,7 +10,6 @@ from typing import Final
 from phalanx.core.accounting.cost_report import CostRow
 from phalanx.core.accounting.usage_report import UsagePeriod, UsageSum, UsageTotals
 from phalanx.core.hints import parse_hint
-from phalanx.core.work.monthly_budget import cents_text
 from phalanx.core.work.waste_terms import WASTE_STATES
 from phalanx.web.cells import live, moment, number, state_word
 from phalanx.web.charts import ChartPart, key, stacked_bar, stacked_columns, strip
@@ -202,12 +201,12 @@ def _money(costs: Costs | None, *, hourly: bool) -> Html:
         (
             f"{row.merged} more" if row.merged else row.key or _NO_JOB,
             _hours(row.used.gpu_us + row.idle.gpu_us),
-            cents_text(row.cents),
+            _money_text(row.cents),
             _share(row.cents, total),
         )
         for row in costs.rows
     ]
-    rows.append(("total", _hours(sum(row.used.gpu_us + row.idle.gpu_us for row in costs.rows)), cents_text(total), ""))
+    rows.append(("total", _hours(sum(row.used.gpu_us + row.idle.gpu_us for row in costs.rows)), _money_text(total), ""))
     titles = ("Project", "GPU-hours", f"Cost in {costs.currency}", "Share")
     return join(picture, scale, top, legend, table(titles, rows, caption="Money by project", empty=""))
 
@@ -221,8 +220,8 @@ def _spending(budgets: Sequence[BudgetView] | None, asked: UseAsked) -> Html:
     rows = [
         (
             one.project,
-            f"{one.spent} {one.currency}",
-            f"{one.forecast} {one.currency}",
+            f"{_money_text(one.spent_cents)} {one.currency}",
+            f"{_money_text(one.forecast_cents)} {one.currency}",
             one.budget or "none",
             "" if one.percent is None else join(f"{one.percent} %", _budget_bar(one.percent)),
         )
@@ -252,7 +251,7 @@ def _money_column(rows: Sequence[CostRow], kinds: Mapping[str, str], name: str) 
     others = sum(row.used_cents for row in rows) - sum(amount for _, _, amount in own)
     idle = sum(row.idle_cents for row in rows)
     parts = [*own, (_OTHERS, "other projects", others), ("u-free", "no job", idle)]
-    return [(kind, amount / 100, f"{name}: {words} {cents_text(amount)}") for kind, words, amount in parts if amount]
+    return [(kind, amount / 100, f"{name}: {words} {_money_text(amount)}") for kind, words, amount in parts if amount]
 
 
 def _nodes(use: Use) -> Html:
@@ -272,7 +271,7 @@ def _waste_now(waste: WasteView) -> Html:
             state_word("alarm" if one.alarm else "early"),
             _whose(one),
             one.kind.replace("_", " "),
-            f"{number(one.gpus)} of {number(one.gpus_held)}",
+            element("span", f"{number(one.gpus)} of {number(one.gpus_held)}", class_="whole"),
             moment(one.since_s),
             _hours(one.gpu_us),
             one.advice,
@@ -368,6 +367,11 @@ def _hours(amount_us: int) -> str:
     if hours < 0.0005:
         return "<0.001"
     return f"{hours:,.0f}" if hours >= 100 else f"{hours:.1f}" if hours >= 10 else f"{hours:.3f}"
+
+
+def _money_text(cents: int) -> str:
+    """Hundredths of a currency as a decimal number with separators of thousands."""
+    return f"{'-' if cents < 0 else ''}{abs(cents) // 100:,}.{abs(cents) % 100:02}"
 
 
 def _share(part: int, whole: int) -> str:

@@ -20,14 +20,15 @@ export async function drawCurve(box, { title, xs, lines, show, time, top }) {
   place.setAttribute("role", "img");
   place.setAttribute("aria-label", `${title}: ${summary(lines, show)}`);
   box.append(place);
-  const axis = { stroke: ink("--soft"), grid: { stroke: ink("--line") }, ticks: { stroke: ink("--line") } };
+  const line = { stroke: () => ink("--line") }; // asked at each drawing: paper has other colours
+  const axis = { stroke: () => ink("--soft"), grid: line, ticks: line };
   const series = lines.map(([label], number) => ({
     label,
-    stroke: lines.length === 1 ? ink("--accent") : `hsl(${HUES[number % HUES.length]} 65% 50%)`,
+    stroke: lines.length === 1 ? () => ink("--accent") : `hsl(${HUES[number % HUES.length]} 65% 50%)`,
     dash: number >= HUES.length ? [6, 4] : undefined,
     width: 1.5,
     points: { show: false },
-    value: (_, value) => (value == null ? "unknown" : show(value)),
+    value: (_, value, __, at) => (at == null ? "" : value == null ? "unknown" : show(value)), // no `at`: the pointer is elsewhere
   }));
   const options = {
     title,
@@ -35,10 +36,11 @@ export async function drawCurve(box, { title, xs, lines, show, time, top }) {
     height: 220,
     scales: { x: { time }, y: top === undefined ? {} : { range: [0, top] } },
     series: [{ label: time ? "Time" : "Step" }, ...series],
-    axes: [axis, { ...axis, size: 72, values: (_, ticks) => ticks.map(show) }],
+    axes: [axis, { ...axis, size: (_, words) => 22 + 7 * Math.max(4, ...(words ?? []).map((word) => word.length)), values: (_, ticks) => ticks.map(show) }],
     legend: { show: lines.length <= HUES.length },
   };
-  new Plot(options, [xs, ...lines.map(([, values]) => values)], place);
+  const plot = new Plot(options, [xs, ...lines.map(([, values]) => values)], place);
+  for (const query of ["print", "(prefers-color-scheme: dark)"]) matchMedia(query).addEventListener("change", () => plot.redraw());
   const note = document.createElement("p");
   note.className = "note";
   note.textContent = summary(lines, show);

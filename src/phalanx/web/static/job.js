@@ -126,7 +126,7 @@ function Why() {
       <ul>${found.blockers.map((one) => html`<li><a href=${path("jobs", one.id)}>job ${one.id}</a> ${one.name} of ${one.user}, ${one.gpus} GPUs, ${one.state}</li>`)}
       ${found.blockers_more > 0 && html`<li>and ${found.blockers_more} more</li>`}</ul>`}
     ${found.changes.length > 0 &&
-    html`<p>It would start now:</p><ul>${found.changes.map((one) => html`<li>${one.text}${one.hint && `: ${one.hint}`}${one.operator && " (an operator)"}</li>`)}</ul>`}
+    html`<p>It would start now with one of:</p><ul>${found.changes.map((one) => html`<li>${one.text}${one.hint && `: ${one.hint}`}${one.operator && " (an operator)"}</li>`)}</ul>`}
   </div>`;
 }
 

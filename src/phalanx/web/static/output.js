@@ -1,6 +1,7 @@
 // The output of a job's ranks as it comes: chosen rank, search, and following the end.
 const LINES_MAX = 5000; // kept in the page; older ones leave
 const TAIL_BYTES = 65536; // of each rank, at first
+const EMPTY = "No output yet. It appears here as the ranks write it.";
 const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])/g;
 const CONTROL = /[\x00-\x08\x0b-\x1f\x7f]/g;
 
@@ -48,7 +49,8 @@ export function watchOutput(place, route) {
     drawn = false;
     const wanted = search.input.value.toLowerCase();
     const shown = wanted ? lines.filter((line) => line.text.toLowerCase().includes(wanted)) : lines;
-    box.replaceChildren(...shown.flatMap((line) => parts(line, wanted)));
+    if (lines.length) box.replaceChildren(...shown.flatMap((line) => parts(line, wanted)));
+    else box.textContent = EMPTY;
     if (wanted) note.textContent = `${shown.length} of ${lines.length} lines`;
     if (following) box.scrollTop = box.scrollHeight;
   };
@@ -86,6 +88,7 @@ export function watchOutput(place, route) {
     source.addEventListener("end", () => {
       source.close();
       note.textContent = lines.length ? "The job has ended." : "The job has ended without output.";
+      if (!lines.length) box.textContent = "";
     });
     source.addEventListener("error", (event) => {
       if (event.data) note.textContent = JSON.parse(event.data).error.message;
