@@ -3,6 +3,7 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
+import json
 import time
 from dataclasses import replace
 from html import unescape
@@ -14,6 +15,8 @@ from phalanx.api.pages import audit as audit_pages
 from phalanx.api.pages import pages as page_routes
 from phalanx.api.pages import planning, service_pages
 from phalanx.api.pages import use as use_routes
+from phalanx.api.routes import what_if as what_if_routes
+from phalanx.api.routes import why as why_routes
 from phalanx.api.views.fleet import cell_state, fleet_frame
 from phalanx.core.accounting.cost_report import Amount, CostRow
 from phalanx.core.accounting.usage_report import UsagePeriod, UsageSum, UsageTotals
@@ -311,8 +314,9 @@ def test_what_if_compares_the_start_with_more_nodes_drained_nodes_and_quotas(hea
     assert (never["now"]["reason"], never["then"]["starts"]) == ("never", True)
     shown = page("/what-if?gpus=4&time=30m&add_nodes=1", "user")
     assert "With 1 more node like n0 (4 x virtual)" in shown.text
-    assert [row[0] for row in shown.cells] == [f"job {running} train", "this job", "this job"]
-    assert "starts now and runs for at most 30m00s" in shown.cells[2][2]
+    bars = [row for row in shown.cells if len(row) == 3]
+    assert [row[0] for row in bars] == [f"job {running} train", "this job", "this job"]
+    assert "starts now and runs for at most 30m00s" in bars[2][2]
     assert head.store.load() == before  # nothing was written
     assert code(call("user", "POST", "/v1/what-if", {**asked, "drain": "n9"})) == (404, "not_found")
     assert code(call("user", "POST", "/v1/what-if", {**asked, "quotas": {"x": 1}})) == (404, "not_found")
@@ -596,3 +600,37 @@ def test_use_shows_what_projects_spent_this_month_beside_their_budgets(head, cal
     (row,) = [row for row in page("/use?days=30").cells if len(row) == 5 and row[0] == "default"]
     assert row[1:] == [f"{spending['spent']} EUR", f"{spending['forecast']} EUR", "1000 EUR/month", "0 %"]
     assert "a period of 30 days" in page("/use?days=7").text
+
+
+def test_what_if_draws_the_fleet_over_time_as_things_are_and_with_the_changes(head, call, page):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    supervisor.run(call.submit(gpus=4, time="1h"))
+    asked = {"job": {**JOB, "gpus": 4, "time": "30m"}, "add_nodes": 1}
+    reply = call("user", "POST", "/v1/what-if", asked)
+    curves = reply.json()["curves"]
+    assert (curves["fleet_now"], curves["fleet_then"], curves["left_out"]) == (4, 8, 0)
+    names = ("gpus_now", "waiting_now", "gpus_then", "waiting_then")
+    assert {len(curves[name]) for name in names} == {what_if_routes.CURVE_POINTS}
+    # The last start is after an hour, and the curves go on for a quarter of that: the job of 30 minutes still runs at their end.
+    times = [at * curves["step_s"] for at in range(what_if_routes.CURVE_POINTS)]
+    assert times[-1] == pytest.approx(1.25 * 3600, rel=0.01)
+    for at_s, *values in zip(times, *(curves[name] for name in names), strict=True):
+        if abs(at_s - 1800) > 60 and abs(at_s - 3600) > 60:
+            assert values == [4, int(at_s < 3600), 8 if at_s < 1800 else 4 if at_s < 3600 else 0, 0], at_s
+    alone = call("user", "POST", "/v1/what-if", {"job": asked["job"]}).json()["curves"]
+    assert (alone["gpus_then"], alone["waiting_then"], alone["fleet_then"]) == ([], [], 0)
+    shown = page("/what-if?gpus=4&time=30m&add_nodes=1", "user")
+    assert [row[1:] for row in shown.cells if len(row) == 5][::24] == [["4", "1", "8", "0"], ["4", "0", "0", "0"]]
+    (drawn,) = [attrs["data-curves"] for _, attrs in shown.tags if "data-curves" in attrs]
+    assert json.loads(drawn).keys() == curves.keys()
+
+
+def test_what_if_says_that_the_rest_is_unknown_if_the_projection_takes_too_long(call, page, monkeypatch):
+    monkeypatch.setattr(why_routes, "PROJECTION_TIME_S", -1.0)
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    supervisor.run(call.submit(gpus=4, time="1h"))
+    curves = call("user", "POST", "/v1/what-if", {"job": {**JOB, "gpus": 4, "time": "30m"}}).json()["curves"]
+    assert (curves["gpus_now"][:2], curves["waiting_now"][:2]) == ([4, None], [1, None])
+    assert "the rest of the time is unknown" in page("/what-if?gpus=4&time=30m", "user").text

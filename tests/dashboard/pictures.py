@@ -30,7 +30,7 @@ COLOURS = "64"  # of a palette
 SETTLED_S = 0.8  # after the last table has come: curves are drawn
 LIVE = "document.querySelector('.connection')?.textContent === 'live'"
 PLAN = "/plan?model=llama-3-70b&gpus=4xh100:8&tokens=300B"
-WHAT_IF = "/what-if?gpus=16&time=2h&queue=research&project=nlp&add_nodes=2"
+WHAT_IF = "/what-if?gpus=24&time=2h&queue=research&project=nlp&add_nodes=2"
 LARGE_RUNNING, LARGE_WAITING = 500, 300
 
 
@@ -39,6 +39,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--large", type=int, metavar="NODES", help="a fleet of so many nodes, and nothing else")
+    parser.add_argument("--only", metavar="PAGE", help="one page, such as what-if")
     given = parser.parse_args(argv)
     if chromium_here.program() is None:
         print("no Chromium here: make browser-tools", file=sys.stderr)
@@ -46,19 +47,21 @@ def main(argv=None):
     if given.large:
         take_large(given.folder, given.large)
     else:
-        take_all(given.folder)
+        take_all(given.folder, given.only)
     size = sum(one.stat().st_size for one in given.folder.rglob("*.png"))
     print(f"{size / 1e6:.2f} MB in {given.folder}")
     return 0
 
 
-def take_all(folder):
+def take_all(folder, only=None):
     """Pictures of every page in every look."""
     with tempfile.TemporaryDirectory() as home, planted_head(home) as planted, chromium_here.chromium() as page:
-        shoot(page, planted.call.url + "/", folder, "sign-in", "true")
+        if only is None:
+            shoot(page, planted.call.url + "/", folder, "sign-in", "true")
         page.open(planted.call.url + planted.call("admin", "POST", "/v1/dashboard/link").json()["path"])
         for name, (path, ready) in pages_of(planted).items():
-            shoot(page, planted.call.url + path, folder, name, f"{LIVE} && {ready}")
+            if only in (None, name):
+                shoot(page, planted.call.url + path, folder, name, f"{LIVE} && {ready}")
         assert page.problems == [], page.problems
 
 
@@ -77,7 +80,7 @@ def pages_of(planted):
         "node": (f"/nodes/{BROKEN}", "document.querySelector('.curves canvas')"),
         "use": ("/use?days=30", "true"),
         "plan": (PLAN, "document.querySelector('.answer')"),
-        "what-if": (WHAT_IF, "document.querySelectorAll('h2').length > 1"),
+        "what-if": (WHAT_IF, "document.querySelectorAll('.curves canvas').length === 2"),
         "audit": (f"/audit?object=job_id={jobs['llama-70b-pretrain']}", "true"),
         "settings": ("/settings", "document.body.classList.contains('scripted')"),
     }

@@ -184,10 +184,10 @@ class PlantedHead:
         submit = self.submit
         submit("llama-7b-pretrain", "ada", 16, "research", "nlp", start=True, busy=0.93, time="12h")
         submit("vit-sweep", "bob", 8, "research", "vision", start=True, busy=0.81, time="2h")
-        submit("notebook", "bob", 7, "dev", "vision", start=True, busy=0.0)
-        submit(STUCK, "opal", 8, "prod", "default", start=True, busy=0.0)
+        submit("notebook", "bob", 7, "dev", "vision", start=True, busy=0.0, time="8h")
+        submit(STUCK, "opal", 8, "prod", "default", start=True, busy=0.0, time="10h")
         submit("tts-finetune", "opal", 8, "prod", "speech", start=True, busy=0.7, time="6h")
-        submit("llama-70b-pretrain", "ada", 32, "prod", "nlp")
+        submit("llama-70b-pretrain", "ada", 32, "prod", "nlp", time="20h")
         submit("quick-eval", "ada", 8, "research", "nlp", time="30m", priority=-5)
         self._start_service()
         self.steps = {"llama-7b-pretrain": 0, STUCK: 0, "tts-finetune": 0}

@@ -42,7 +42,7 @@ def fleet_page(frame: FleetFrame, viewer: Viewer) -> Html:
             "li",
             element("span", state.letter, class_=f"cell {state.value}", aria_hidden="true"),
             f" {state.words} ",
-            element("strong", str(letters.count(state.letter)), class_="count"),
+            element("strong", f"{letters.count(state.letter):,}", class_="count"),
             data_state=state.value,
             data_letter=state.letter,
             data_words=state.words,
@@ -56,11 +56,11 @@ def fleet_page(frame: FleetFrame, viewer: Viewer) -> Html:
         [
             element("div", element("strong", value, data_count=key), f" {words}")
             for key, value, words in (
-                ("held", str(sum(letters.count(state.letter) for state in HELD_STATES)), "GPUs held"),
-                ("gpus", str(len(letters)), "GPUs"),
-                ("nodes", str(len(frame.nodes)), "nodes"),
-                ("running", str(frame.counts.get("running", 0)), "jobs running"),
-                ("pending", str(frame.counts.get("pending", 0)), "jobs waiting"),
+                ("held", f"{sum(letters.count(state.letter) for state in HELD_STATES):,}", "GPUs held"),
+                ("gpus", f"{len(letters):,}", "GPUs"),
+                ("nodes", f"{len(frame.nodes):,}", "nodes"),
+                ("running", f"{frame.counts.get('running', 0):,}", "jobs running"),
+                ("pending", f"{frame.counts.get('pending', 0):,}", "jobs waiting"),
             )
         ],
         class_="summary",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from phalanx.core.errors import PhalanxError
 from phalanx.core.units import format_duration
 from phalanx.web.cells import moment, number
@@ -12,8 +14,12 @@ from phalanx.web.charts import ChartPart, key, strip
 from phalanx.web.document import Viewer, document
 from phalanx.web.fields import text_field
 from phalanx.web.html import Child, Html, element, facts, join, link, table
-from phalanx.wire.why import DryRunReply, StartView, WhatIfReply
+from phalanx.wire.why import DryRunReply, StartView, WhatIfCurves, WhatIfReply
 
+_ASSUMED: Final = (
+    "Jobs are assumed to run for their time limit, or as long as similar jobs; a job that has neither keeps its GPUs."
+)
+_ROW_EVERY: Final = 4  # points of the curves: about 25 rows
 _LEAST_S: Final = 60.0  # of a timeline
 _UNKNOWN_SHARE: Final = 1.25  # of the known times: room for what has no known end
 _FIELDS: Final = (
@@ -42,6 +48,8 @@ def what_if_page(asked: Mapping[str, str], found: WhatIfReply | PhalanxError | N
         content += _side("As things are", found.now)
         if found.then is not None:
             content += _side(f"With {'; '.join(found.changes)}", found.then)
+        if found.curves is not None:
+            content += _curves(found.curves)
         content.append(
             element(
                 "p",
@@ -121,6 +129,41 @@ def _run_time(reply: DryRunReply) -> str:
     return (
         f"{format_duration(run.low_s)} to {format_duration(run.high_s)}, from {run.ends} ended jobs {run.likes}{hours}"
     )
+
+
+# ---- the curves -------------------------------------------------------------------------------------------------------
+
+
+def _curves(curves: WhatIfCurves) -> list[Child]:
+    """Return the place of two charts, which the page's script draws, and their numbers as a table."""
+    names = ("gpus_now", "waiting_now", "gpus_then", "waiting_then")
+    titles = ["GPUs held", "Jobs waiting"]
+    if curves.gpus_then:
+        titles = ["GPUs held as things are", "Jobs waiting as things are", "GPUs held with the changes"]
+        titles.append("Jobs waiting with the changes")
+    columns = [getattr(curves, name) for name in names][: len(titles)]
+    rows = [
+        (
+            moment(curves.begin_s + at * curves.step_s),
+            *("unknown" if column[at] is None else number(column[at]) for column in columns),
+        )
+        for at in range(0, len(curves.gpus_now), _ROW_EVERY)
+    ]
+    whole_s = curves.step_s * (len(curves.gpus_now) - 1)
+    fleet = f"{curves.fleet_now} working GPUs" + (f", with the changes {curves.fleet_then}" if curves.gpus_then else "")
+    notes = [f"The fleet has {fleet}. ", _ASSUMED]
+    if curves.left_out:
+        notes.append(f" {curves.left_out} more waiting jobs, the last in line, are not in it.")
+    if any(None in column for column in columns):
+        notes.append(" The answer took too long: the rest of the time is unknown.")
+    shown = msgspec.json.encode(curves).decode()
+    numbers = table(("Time", *titles), rows, caption="GPUs held and jobs waiting", empty="")
+    return [
+        element("h2", f"The fleet with this job, from now to {format_duration(whole_s)} later"),
+        element("div", class_="curves", id="what-if-curves", data_curves=shown),
+        element("p", notes, class_="note"),
+        element("details", element("summary", "The numbers"), numbers),
+    ]
 
 
 # ---- the timeline -----------------------------------------------------------------------------------------------------

@@ -145,9 +145,32 @@ class WhatIfBody(WhyRecord, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     quotas: dict[QueueId, Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]] = {}
 
 
+class WhatIfCurves(WhyRecord, frozen=True, kw_only=True):
+    """How many GPUs jobs hold and how many jobs wait from `begin_s` on, every `step_s`, as things are and with the changes.
+
+    Jobs are assumed to run as long as the later bound of their forecast; later jobs and failures are not in it. A value is None where the
+    projection was not finished in time. The lists of the changes are empty without changes.
+
+    Attributes:
+        fleet_now, fleet_then: healthy GPUs of all nodes, also of cordoned ones.
+        left_out: waiting jobs, the last in line, that are not in it.
+    """
+
+    begin_s: float
+    step_s: float
+    fleet_now: int
+    gpus_now: list[float | None]
+    waiting_now: list[int | None]
+    fleet_then: int = 0
+    gpus_then: list[float | None] = []
+    waiting_then: list[int | None] = []
+    left_out: int = 0
+
+
 class WhatIfReply(WhyRecord, frozen=True, kw_only=True):
     """What would happen to the job as things are, and with the changes; None without changes. `changes`: each in words."""
 
     now: DryRunReply
     then: DryRunReply | None = None
     changes: list[str] = []
+    curves: WhatIfCurves | None = None

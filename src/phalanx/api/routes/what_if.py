@@ -13,7 +13,7 @@ from starlette.responses import Response
 from phalanx.api.http.bodies import json_response, read_record
 from phalanx.api.http.routing import RouteTable
 from phalanx.api.routes.submit import feasibility_warnings, submit_notes, submit_request
-from phalanx.api.routes.why import forecast_submit
+from phalanx.api.routes.why import forecast_and_project
 from phalanx.api.runtime import ApiRuntime, caller_of, runtime_of
 from phalanx.api.turns import in_turn
 from phalanx.controller.read_snapshot import ReadSnapshot
@@ -23,12 +23,17 @@ from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.fleet.node import NO_FOREIGN_USAGE, Cordon, Node, NodeState
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId, QueueId
-from phalanx.core.scheduling.outlook.what_if import modified_snapshot
+from phalanx.core.scheduling.outlook.projection import HORIZON_MAX_S, FleetProjection
+from phalanx.core.scheduling.outlook.what_if import OTHER_PENDING_MAX, modified_snapshot
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas.queue_validation import check_queue_tree
 from phalanx.core.work.users import Action
-from phalanx.wire.why import WhatIfBody, WhatIfReply
+from phalanx.wire.why import WhatIfBody, WhatIfCurves, WhatIfReply
 
+CURVE_POINTS: Final = 97  # of each curve
+_LEAST_S: Final = 3600.0  # of the curves
+_BEYOND: Final = 1.25  # of the time to the last start
+_WITHOUT_STARTS_S: Final = 86400.0
 _ADDED: Final = "what-if-"
 
 routes = RouteTable()
@@ -57,11 +62,42 @@ async def what_if_of(runtime: ApiRuntime, caller: Caller, asked: WhatIfBody) -> 
     changed, changes = _changed(found, asked)
     notes = submit_notes(runtime, command.spec)
     warnings = feasibility_warnings(runtime, found.hypothetical_jobs[0])
-    now = await in_turn(lambda: forecast_submit(services, found, notes, warnings))
+    left_out = _left_out(found)
+    now, use_now = await in_turn(lambda: forecast_and_project(services, found, notes, warnings))
     if not changes:
-        return WhatIfReply(now=now)
-    then = await in_turn(lambda: forecast_submit(services, changed, notes, [], suggest=False))
-    return WhatIfReply(now=now, then=then, changes=changes)
+        return WhatIfReply(now=now, curves=_curves(now.now_s, use_now, None, left_out))
+    then, use_then = await in_turn(lambda: forecast_and_project(services, changed, notes, [], suggest=False))
+    curves = _curves(now.now_s, use_now, use_then, left_out)
+    return WhatIfReply(now=now, then=then, changes=changes, curves=curves)
+
+
+def _left_out(found: ReadSnapshot) -> int:
+    """Return how many waiting jobs a trial leaves out."""
+    snapshot = found.snapshot
+    waiting = sum(one.id not in snapshot.attempts and not one.state.terminal for one in snapshot.jobs.values())
+    return max(0, waiting - OTHER_PENDING_MAX)
+
+
+def _curves(now_s: float, now: FleetProjection, then: FleetProjection | None, left_out: int) -> WhatIfCurves:
+    """Return the curves until the last of the waiting jobs has started, and somewhat further; without starts, until the last job ends."""
+    worlds = [now] if then is None else [now, then]
+    start_s, end_s = max(one.last_start_s for one in worlds), max(one.last_end_s for one in worlds)
+    length_s = _BEYOND * start_s if start_s else min(end_s, _WITHOUT_STARTS_S)
+    step_s = min(max(length_s, _LEAST_S), HORIZON_MAX_S) / (CURVE_POINTS - 1)
+    times = [step_s * point for point in range(CURVE_POINTS)]
+    gpus_now, waiting_now = now.sample(times)
+    gpus_then, waiting_then = ([], []) if then is None else then.sample(times)
+    return WhatIfCurves(
+        begin_s=now_s,
+        step_s=step_s,
+        fleet_now=now.fleet_gpus,
+        gpus_now=gpus_now,
+        waiting_now=waiting_now,
+        fleet_then=0 if then is None else then.fleet_gpus,
+        gpus_then=gpus_then,
+        waiting_then=waiting_then,
+        left_out=left_out,
+    )
 
 
 def _changed(found: ReadSnapshot, asked: WhatIfBody) -> tuple[ReadSnapshot, list[str]]:

@@ -34,6 +34,7 @@ from phalanx.core.scheduling.outlook.counterfactuals import (
     SuggestedChange,
 )
 from phalanx.core.scheduling.outlook.forecast import NEVER, ExpectedStart, Forecast
+from phalanx.core.scheduling.outlook.projection import FleetProjection
 from phalanx.core.scheduling.outlook.what_if import trim_snapshot, what_if
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.units import format_duration
@@ -53,6 +54,7 @@ from phalanx.wire.why import (
 TRIAL_TIME_S: Final = (
     2.0  # for the trials of one answer, which a person waits for; a trial on 12,500 nodes takes one second
 )
+PROJECTION_TIME_S: Final = 1.0  # for the decisions of one projection
 BLOCKERS_MAX: Final = 8  # named in one answer
 
 routes = RouteTable()
@@ -159,42 +161,58 @@ def forecast_submit(
     services: HeadServices, found: ReadSnapshot, notes: list[str], warnings: list[str], *, suggest: bool = True
 ) -> DryRunReply:
     """Return what would happen to the hypothetical job of the snapshot. `suggest`: also look for changes that would start it."""
+    with _Explanation(services, found, found.hypothetical_jobs[0]) as answer:
+        return _submit_reply(answer, found, notes, warnings, suggest=suggest)
+
+
+def forecast_and_project(
+    services: HeadServices, found: ReadSnapshot, notes: list[str], warnings: list[str], *, suggest: bool = True
+) -> tuple[DryRunReply, FleetProjection]:
+    """Return the same, and how many GPUs jobs hold and how many jobs wait if the job is submitted."""
+    with _Explanation(services, found, found.hypothetical_jobs[0]) as answer:
+        reply = _submit_reply(answer, found, notes, warnings, suggest=suggest)
+        until_s = services.clock.boottime_s() + PROJECTION_TIME_S
+        return reply, FleetProjection(answer.forecast, lambda: services.clock.boottime_s() < until_s)
+
+
+def _submit_reply(
+    answer: _Explanation, found: ReadSnapshot, notes: list[str], warnings: list[str], *, suggest: bool
+) -> DryRunReply:
     job = found.hypothetical_jobs[0]
-    with _Explanation(services, found, job) as answer:
-        trial = answer.forecast.trial
-        starts = trial.starts(job.id)
-        low_s, high_s, ends, likes = answer.forecast.run_time_of(job)
-        entry = trial.scheduler.entries.get(job.id)
-        gpus = gpus_of(entry.job_class.milli if entry is not None else job.spec.role.milli)
-        hours = gpus * len(found.hypothetical_jobs) / 3600.0
-        waiting = None if starts else answer.waiting
-        blockers, more = ([], 0) if waiting is None else answer.blockers(waiting)
-        nodes = (
-            []
-            if entry is None or not starts
-            else sorted({trial.scheduler.fleet_index.nodes[number].id for number, _ in entry.places})
-        )
-        if job.spec.hold and waiting is None:
-            waiting = WaitReason(reason=WaitReasonCode.HELD, detail="it would be held")
-        return DryRunReply(
-            now_s=answer.now_s,
-            starts=starts,
-            gpus=gpus,
-            jobs=len(found.hypothetical_jobs),
-            nodes=nodes,
-            notes=notes,
-            warnings=warnings,
-            starting=[one.job_id for one in trial.plan.placements if one.job_id != job.id][:BLOCKERS_MAX],
-            start=answer.start(answer.forecast.start_of(job)),
-            run=RunTimeView(low_s=low_s, high_s=high_s, ends=ends, likes=likes),
-            gpu_hours_low=hours * low_s,
-            gpu_hours_high=None if high_s is None else hours * high_s,
-            reason="" if waiting is None else waiting.reason.value,
-            detail="" if waiting is None else waiting.detail,
-            blockers=blockers,
-            blockers_more=more,
-            changes=[_change_view(change, None) for change in answer.search.find()] if suggest else [],
-        )
+    trial = answer.forecast.trial
+    starts = trial.starts(job.id)
+    low_s, high_s, ends, likes = answer.forecast.run_time_of(job)
+    entry = trial.scheduler.entries.get(job.id)
+    gpus = gpus_of(entry.job_class.milli if entry is not None else job.spec.role.milli)
+    hours = gpus * len(found.hypothetical_jobs) / 3600.0
+    waiting = None if starts else answer.waiting
+    blockers, more = ([], 0) if waiting is None else answer.blockers(waiting)
+    nodes = (
+        []
+        if entry is None or not starts
+        else sorted({trial.scheduler.fleet_index.nodes[number].id for number, _ in entry.places})
+    )
+    if job.spec.hold and waiting is None:
+        waiting = WaitReason(reason=WaitReasonCode.HELD, detail="it would be held")
+    return DryRunReply(
+        now_s=answer.now_s,
+        starts=starts,
+        gpus=gpus,
+        jobs=len(found.hypothetical_jobs),
+        nodes=nodes,
+        notes=notes,
+        warnings=warnings,
+        starting=[one.job_id for one in trial.plan.placements if one.job_id != job.id][:BLOCKERS_MAX],
+        start=answer.start(answer.forecast.start_of(job)),
+        run=RunTimeView(low_s=low_s, high_s=high_s, ends=ends, likes=likes),
+        gpu_hours_low=hours * low_s,
+        gpu_hours_high=None if high_s is None else hours * high_s,
+        reason="" if waiting is None else waiting.reason.value,
+        detail="" if waiting is None else waiting.detail,
+        blockers=blockers,
+        blockers_more=more,
+        changes=[_change_view(change, None) for change in answer.search.find()] if suggest else [],
+    )
 
 
 # ---- both ---------------------------------------------------------------------------------------------------------------

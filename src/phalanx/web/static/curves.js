@@ -13,19 +13,21 @@ const uplot = () =>
 
 const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** Draw one chart into `box`. `lines`: [label, values]; `show` formats a value; `time`: xs are Unix seconds. */
-export async function drawCurve(box, { title, xs, lines, show, time, top }) {
+/** Draw one chart into `box`. `lines`: [label, values, dash?]; `show` formats a value; `time`: xs are Unix seconds; `stepped`: a value lasts; `apart`: each line has its own summary. */
+export async function drawCurve(box, { title, xs, lines, show, time, top, stepped = false, apart = false }) {
   const Plot = await uplot();
+  const words = apart ? lines.map((line) => `${line[0]}: ${summary([line], show)}`).join("; ") : summary(lines, show);
   const place = document.createElement("div");
   place.setAttribute("role", "img");
-  place.setAttribute("aria-label", `${title}: ${summary(lines, show)}`);
+  place.setAttribute("aria-label", `${title}: ${words}`);
   box.append(place);
   const line = { stroke: () => ink("--line") }; // asked at each drawing: paper has other colours
   const axis = { stroke: () => ink("--soft"), grid: line, ticks: line };
-  const series = lines.map(([label], number) => ({
+  const series = lines.map(([label, , dash], number) => ({
     label,
     stroke: lines.length === 1 ? () => ink("--accent") : `hsl(${HUES[number % HUES.length]} 65% 50%)`,
-    dash: number >= HUES.length ? [6, 4] : undefined,
+    dash: dash ?? (number >= HUES.length ? [6, 4] : undefined),
+    paths: stepped ? Plot.paths.stepped({ align: 1 }) : undefined,
     width: 1.5,
     points: { show: false },
     value: (_, value, __, at) => (at == null ? "" : value == null ? "unknown" : show(value)), // no `at`: the pointer is elsewhere
@@ -43,7 +45,7 @@ export async function drawCurve(box, { title, xs, lines, show, time, top }) {
   for (const query of ["print", "(prefers-color-scheme: dark)"]) matchMedia(query).addEventListener("change", () => plot.redraw());
   const note = document.createElement("p");
   note.className = "note";
-  note.textContent = summary(lines, show);
+  note.textContent = words;
   place.append(note);
 }
 

@@ -10,5 +10,6 @@ if (page === "fleet") import("./fleet.js").then((module) => module.start());
 else if (page === "job") import("./job.js").then((module) => module.start());
 else if (!STILL.has(page)) refreshOnChanges();
 if (page === "settings") import("./settings.js").then((module) => module.start());
+if (page === "what-if") import("./what-if.js").then((module) => module.start());
 if (page === "node") import("./node.js").then((module) => module.start());
 if (page === "service") import("./service.js").then((module) => module.start());

@@ -88,13 +88,15 @@ function count() {
   const found = new Map();
   for (const letters of fleet.cells) for (const letter of letters) found.set(letter, (found.get(letter) ?? 0) + 1);
   for (const [letter, state] of states) {
-    state.count.textContent = found.get(letter) ?? 0;
+    state.count.textContent = amount(found.get(letter) ?? 0);
     state.item.classList.toggle("none", !found.get(letter));
   }
   const sum = (letters) => [...letters].reduce((all, letter) => all + (found.get(letter) ?? 0), 0);
   const shown = { held: sum(heldLetters), gpus: sum(states.keys()), nodes: fleet.nodes.length, running: fleet.counts.running ?? 0, pending: fleet.counts.pending ?? 0 };
-  for (const [key, value] of Object.entries(shown)) document.querySelector(`[data-count="${key}"]`).textContent = value;
+  for (const [key, value] of Object.entries(shown)) document.querySelector(`[data-count="${key}"]`).textContent = amount(value);
 }
+
+const amount = (value) => value.toLocaleString("en");
 
 /** Place every node: places below each other, nodes of a place in rows. */
 function layout() {
