@@ -108,7 +108,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/contract/test_backups.py::test_a_slow_disk_between_two_statements_ends_neither_a_backup_nor_a_restore",
     "tests/contract/test_dashboard_browser.py",
     "tests/contract/test_dashboard_types.py",
-    "tests/dashboard/test_ten_questions.py",
+    "tests/dashboard/",
     "tests/contract/test_provider_browser.py",
     "tests/e2e/test_upgrade.py",
     "tests/contract/test_engine_contract.py::test_a_preempted_training_saves_and_resumes_where_it_was",
@@ -286,7 +286,7 @@ SHARDS: tuple[Shard, ...] = (
     Shard(
         title="dashboard in a real Chromium: sign-in, every page, fifty scripts in names, ten questions",
         tests=(
-            "tests/dashboard/test_ten_questions.py",
+            "tests/dashboard/",
             "tests/contract/test_dashboard_browser.py",
             "tests/contract/test_dashboard_types.py",
             "tests/contract/test_provider_browser.py",

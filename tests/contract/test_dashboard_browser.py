@@ -110,7 +110,7 @@ def test_link_signs_in_once_and_the_fleet_is_live(head, call, page, supervisor):
     page.until("document.querySelector('[data-letter=H] .count').textContent === '2'")
     assert call("operator", "POST", "/v1/nodes/n0/drain", {"why": "fan"}).status_code == 200
     page.until("document.querySelector('[data-letter=D] .count').textContent === '2'")
-    page.run("document.querySelector('canvas').focus()")
+    page.run("document.querySelector('[role=application]').focus()")
     page.press("ArrowRight")
     page.until("document.querySelector('.picked h2')?.innerText.includes('draining')")
     page.press("Enter")

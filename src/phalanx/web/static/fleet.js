@@ -1,4 +1,6 @@
-// The fleet: every GPU a cell of a canvas, with a colour and a letter; below it the node that was picked.
+// The fleet: every GPU a cell with a colour and a letter, on canvases below each other; below them the node that was picked.
+// A browser copies a whole canvas when a part of it changes, and no task may last so long that clicks wait: so there are several, and what a
+// large fleet needs at first is done in several tasks.
 import { h, render } from "./vendor/preact.js";
 import htm from "./vendor/htm.js";
 import { effect, signal } from "./vendor/signals.js";
@@ -14,6 +16,7 @@ const TITLE = 20; // height of a place's title
 const NAME = 15;
 const ROW = 8; // GPUs beside each other
 const EDGE = 3; // room for the frame of the picked node
+const TILE = 512; // height of a canvas, in pixels: the first row below it begins another
 
 /** The states of the legend: by letter, in its order. */
 const states = new Map();
@@ -21,7 +24,10 @@ const heldLetters = new Set();
 const picked = signal(-1);
 const wanted = signal("");
 
-let canvas, pen, sprites, boxes, titles, cell, named, laidOut;
+/** @typedef {{canvas: HTMLCanvasElement, pen: CanvasRenderingContext2D, top: number, height: number, first: number, titles: [string, number][]}} Tile */
+let area, sprites, boxes, cell, named, laidOut;
+/** @type {Tile[]} */
+let tiles = [];
 
 export function start() {
   for (const one of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("#legend li"))) {
@@ -36,10 +42,7 @@ export function start() {
       build();
     }
     count();
-    if (changedNodes.value === null) {
-      layout();
-      performance.mark("usable"); // for benchmarks.dashboard
-    }
+    if (changedNodes.value === null) layOutSoon();
     else drawNodes(changedNodes.value);
   });
 }
@@ -51,22 +54,21 @@ function build() {
   render(html`<label>Find a node or job<input type="search" maxlength="100" autocomplete="off" onInput=${(event) => (wanted.value = event.target.value.trim())} /></label>`, find);
   const grid = document.createElement("div");
   grid.className = "grid";
-  canvas = document.createElement("canvas");
-  canvas.tabIndex = 0;
-  canvas.setAttribute("role", "application");
-  canvas.setAttribute("aria-label", "GPUs by node. Arrow keys pick a node, Enter opens it. The page Nodes has the same as a table.");
-  pen = canvas.getContext("2d");
+  area = document.createElement("div");
+  area.tabIndex = 0;
+  area.setAttribute("role", "application");
+  area.setAttribute("aria-label", "GPUs by node. Arrow keys pick a node, Enter opens it. The page Nodes has the same as a table.");
   const below = document.createElement("div");
   below.className = "picked";
   below.setAttribute("role", "status");
-  grid.append(canvas);
+  grid.append(area);
   live.replaceChildren(find, grid, below);
-  canvas.addEventListener("click", (event) => (picked.value = nodeAt(event.offsetX, event.offsetY)));
-  canvas.addEventListener("dblclick", open);
-  canvas.addEventListener("mousemove", (event) => (canvas.title = hint(nodeAt(event.offsetX, event.offsetY))));
-  canvas.addEventListener("keydown", move);
-  new ResizeObserver(() => grid.clientWidth === laidOut || layout()).observe(grid); // it also reports the first size
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", layout);
+  area.addEventListener("click", (event) => (picked.value = nodeUnder(event)));
+  area.addEventListener("dblclick", open);
+  area.addEventListener("mousemove", (event) => (area.title = hint(nodeUnder(event))));
+  area.addEventListener("keydown", move);
+  new ResizeObserver(() => grid.clientWidth === laidOut || layOutSoon()).observe(grid); // it also reports the first size
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", layOutSoon);
   effect(() => {
     wanted.value;
     drawAll();
@@ -85,8 +87,9 @@ function build() {
 }
 
 function count() {
-  const found = new Map();
-  for (const letters of fleet.cells) for (const letter of letters) found.set(letter, (found.get(letter) ?? 0) + 1);
+  const [found, nodes] = [new Map(), new Map()]; // most nodes are alike: each kind is looked at once
+  for (const letters of fleet.cells) nodes.set(letters, (nodes.get(letters) ?? 0) + 1);
+  for (const [letters, many] of nodes) for (const letter of letters) found.set(letter, (found.get(letter) ?? 0) + many);
   for (const [letter, state] of states) {
     state.count.textContent = amount(found.get(letter) ?? 0);
     state.item.classList.toggle("none", !found.get(letter));
@@ -98,49 +101,76 @@ function count() {
 
 const amount = (value) => value.toLocaleString("en");
 
-/** Place every node: places below each other, nodes of a place in rows. */
-function layout() {
-  if (!canvas) return;
+let awaited = 0;
+
+/** Lay out and draw everything, each in a task of its own. */
+function layOutSoon() {
+  if (awaited) return;
+  awaited = setTimeout(() => {
+    layOut();
+    setTimeout(() => {
+      awaited = 0;
+      makeSprites(devicePixelRatio || 1);
+      drawAll();
+    });
+  });
+}
+
+/** Place every node: places below each other, nodes of a place in rows. A canvas begins with a row. */
+function layOut() {
   const gpus = fleet.cells.reduce((sum, letters) => sum + letters.length, 0);
   cell = SIZES.find(([most]) => gpus <= most)[1];
   named = fleet.nodes.length <= NAMES_UP_TO;
-  laidOut = canvas.parentElement.clientWidth;
+  laidOut = area.parentElement.clientWidth;
   const width = laidOut - 24;
   const gap = cell >= WIDE_FROM ? 10 : 4;
-  pen.font = font(12);
+  const names = document.createElement("canvas").getContext("2d");
+  names.font = font(12);
   boxes = [];
-  titles = [];
+  /** @type {Tile[]} */
+  const fresh = [];
   let [x, y, tallest, place] = [EDGE, EDGE, 0, null];
+  const begin = (at) => {
+    const last = fresh.at(-1);
+    if (last && y - EDGE - last.top < TILE) return;
+    if (last) last.height = y - EDGE - last.top;
+    const canvas = document.createElement("canvas");
+    fresh.push({ canvas, pen: canvas.getContext("2d"), top: y - EDGE, height: 0, first: at, titles: [] });
+  };
+  begin(0);
   fleet.nodes.forEach((name, at) => {
     if (fleet.places[at] !== place) {
       place = fleet.places[at];
       if (at) y += tallest + gap;
       [x, tallest] = [EDGE, 0];
+      begin(at);
       if (place) {
-        titles.push([place, y]);
+        fresh.at(-1).titles.push([place, y]);
         y += TITLE;
       }
     }
     const number = Math.max(1, fleet.cells[at].length);
     const wide = Math.min(number, ROW) * cell;
-    const box = { x, y, w: named ? Math.max(wide, Math.min(150, pen.measureText(name).width)) : wide, h: Math.ceil(number / ROW) * cell + (named ? NAME : 0) };
+    const box = { x, y, w: named ? Math.max(wide, Math.min(150, names.measureText(name).width)) : wide, h: Math.ceil(number / ROW) * cell + (named ? NAME : 0), tile: null };
     if (x > EDGE && x + box.w > width) {
       y += tallest + gap;
       [x, tallest] = [EDGE, 0];
+      begin(at);
       Object.assign(box, { x, y });
     }
+    box.tile = fresh.at(-1);
     x += box.w + gap;
     tallest = Math.max(tallest, box.h);
     boxes.push(box);
   });
-  const [ratio, height] = [devicePixelRatio || 1, y + tallest + 4];
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
-  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-  makeSprites(ratio);
-  drawAll();
+  fresh.at(-1).height = y + tallest + 4 - fresh.at(-1).top;
+  for (const { canvas, height } of fresh) {
+    canvas.width = canvas.height = 0; // until it is drawn
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
+  tiles = fresh;
+  area.replaceChildren(...tiles.map((tile) => tile.canvas));
 }
 
 const font = (size) => `${size}px system-ui, "DejaVu Sans", sans-serif`;
@@ -203,23 +233,43 @@ const SLICE_MS = 8; // of drawing between two chances for clicks and keys
 const SLICE = 100; // nodes between two looks at the clock
 let drawing = 0;
 
+/** Draw everything, first what the reader sees. */
 function drawAll() {
-  if (!boxes) return;
-  pen.clearRect(0, 0, canvas.width, canvas.height);
-  pen.textBaseline = "top";
-  pen.font = `600 ${font(13)}`;
-  pen.fillStyle = colour("--soft");
-  for (const [text, y] of titles) pen.fillText(text, 0, y + 2);
+  if (!boxes || !sprites) return;
+  const above = area.getBoundingClientRect().top;
+  const seen = ({ top, height }) => above + top + height > 0 && above + top < innerHeight;
+  const queue = [...tiles.filter(seen), ...tiles.filter((tile) => !seen(tile))];
   cancelAnimationFrame(drawing);
-  drawFrom(0, inks());
+  drawFrom(queue, -1, inks());
 }
 
-/** Draw all nodes from one on, a slice in each frame, so that the page answers meanwhile. */
-function drawFrom(from, colours) {
+/** Draw the nodes of the first canvas in the queue from one on (-1: all of it), then the others: a slice in each frame, so that the page answers meanwhile. */
+function drawFrom(queue, from, colours) {
   const end = performance.now() + SLICE_MS;
   let at = from;
-  while (at < boxes.length && (at % SLICE || at === from || performance.now() < end)) drawNode(at++, colours);
-  if (at < boxes.length) drawing = requestAnimationFrame(() => drawFrom(at, colours));
+  while (queue.length) {
+    const [tile] = queue;
+    if (at < 0) at = clear(tile, colours);
+    const last = tiles[tiles.indexOf(tile) + 1]?.first ?? boxes.length;
+    for (let count = 1; at < last && (count % SLICE || performance.now() < end); count += 1) drawNode(at++, colours);
+    if (at >= last) [at] = [-1, queue.shift()];
+    if (performance.now() >= end) break;
+  }
+  if (queue.length) drawing = requestAnimationFrame(() => drawFrom(queue, at, colours));
+  else performance.mark("usable"); // for benchmarks.dashboard
+}
+
+/** Make a canvas empty but for its titles, and return the number of its first node. */
+function clear({ canvas, pen, top, height, first, titles }, { soft }) {
+  const ratio = devicePixelRatio || 1;
+  canvas.width = Math.round(parseFloat(canvas.style.width) * ratio);
+  canvas.height = Math.round(height * ratio);
+  pen.setTransform(ratio, 0, 0, ratio, 0, -top * ratio);
+  pen.textBaseline = "top";
+  pen.font = `600 ${font(13)}`;
+  pen.fillStyle = soft;
+  for (const [text, y] of titles) pen.fillText(text, 0, y + 2);
+  return first;
 }
 
 function drawNodes(numbers) {
@@ -228,11 +278,12 @@ function drawNodes(numbers) {
 }
 
 /** Read once for many nodes: each reading makes the browser settle its styles. */
-const inks = () => ({ ink: colour("--ink"), accent: colour("--accent") });
+const inks = () => ({ ink: colour("--ink"), accent: colour("--accent"), soft: colour("--soft") });
 
 function drawNode(at, { ink, accent } = inks()) {
   const box = boxes?.[at];
-  if (!box) return;
+  if (!box?.tile.canvas.width) return; // it will be drawn with its canvas
+  const pen = box.tile.pen;
   pen.clearRect(box.x - 2, box.y - 2, box.w + 4, box.h + 4);
   pen.globalAlpha = matches(at) ? 1 : 0.2;
   let top = box.y;
@@ -240,7 +291,7 @@ function drawNode(at, { ink, accent } = inks()) {
     pen.font = font(12);
     pen.textBaseline = "top";
     pen.fillStyle = ink;
-    pen.fillText(shortened(fleet.nodes[at], box.w), box.x, top);
+    pen.fillText(shortened(pen, fleet.nodes[at], box.w), box.x, top);
     top += NAME;
   }
   const letters = fleet.cells[at];
@@ -262,7 +313,7 @@ function drawNode(at, { ink, accent } = inks()) {
   }
 }
 
-function shortened(name, width) {
+function shortened(pen, name, width) {
   if (pen.measureText(name).width <= width) return name;
   let text = name;
   while (text && pen.measureText(`${text}\u2026`).width > width) text = text.slice(0, -1);
@@ -275,7 +326,9 @@ function matches(at) {
   return !text || fleet.nodes[at].includes(text) || fleet.jobs[at].includes(text);
 }
 
-function nodeAt(x, y) {
+function nodeUnder(event) {
+  const { left, top } = area.getBoundingClientRect();
+  const [x, y] = [event.clientX - left, event.clientY - top];
   return boxes.findIndex((box) => x >= box.x && x < box.x + box.w && y >= box.y && y < box.y + box.h);
 }
 
