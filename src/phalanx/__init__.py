@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from phalanx.client import Client as Client
+    from phalanx.executor.executor import Executor as Executor
 
 __version__ = "0.1.0"
-__all__ = ["Client", "__version__"]
+__all__ = ["Client", "Executor", "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the client on its first use.
+    """Import the client or the Executor on its first use.
 
     Raises:
         AttributeError: any other name.
     """
-    if name == "Client":
+    home = {"Client": "phalanx.client", "Executor": "phalanx.executor.executor"}.get(name)
+    if home is not None:
         import importlib
 
         # Imported by name, so that `import phalanx` does not load the client and HTTP.
-        return importlib.import_module("phalanx.client").Client
+        return getattr(importlib.import_module(home), name)
     raise AttributeError(f"module 'phalanx' has no attribute {name!r}; it exports: {', '.join(__all__)}")

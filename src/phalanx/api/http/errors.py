@@ -1,4 +1,4 @@
-"""Error responses, all in the shape of `wire.api.head.ErrorReply`."""
+"""Error responses, all in the shape of `wire.api.errors.ErrorReply`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from phalanx.core.errors import (
     TryLater,
 )
 from phalanx.core.hints import Hint, HintCode, hint_keys
-from phalanx.wire.api.head import ErrorBody, ErrorReply
+from phalanx.wire.api.errors import ErrorBody, ErrorReply
 
 JSON_MEDIA_TYPE: Final = "application/json"
 _OF_STATUS: Final[dict[int, type[PhalanxError]]] = {

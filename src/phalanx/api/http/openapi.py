@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from phalanx.api.http.routing import AuthorizedRoute, Body, MediaType
-from phalanx.wire.api.head import ErrorReply
+from phalanx.wire.api.errors import ErrorReply
 from phalanx.wire.api.jobs import IDEMPOTENCY_HEADER
 from phalanx.wire.api.output import EndEvent, LogChunk, StateEvent
 

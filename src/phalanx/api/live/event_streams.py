@@ -18,7 +18,7 @@ from phalanx.api.runtime import ApiRuntime
 from phalanx.api.services import per_user_share
 from phalanx.core.errors import PhalanxError, TryLater
 from phalanx.core.ids import UserId
-from phalanx.wire.api.head import ErrorReply
+from phalanx.wire.api.errors import ErrorReply
 
 _HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _GZIP_HEADERS: Final = {"content-encoding": "gzip", "vary": "accept-encoding"}

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from phalanx.wire.api.head import ErrorBody
+from phalanx.wire.api.errors import ErrorBody
 
 
 class ExecBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
