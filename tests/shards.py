@@ -131,6 +131,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_drills.py::test_node_killed_in_mid_training_resumes_elsewhere_and_repeats_its_losses",
     "tests/e2e/test_drills.py::test_planned_stop_of_the_head_is_not_noticed_by_a_job_even_past_the_lease",
     "tests/e2e/test_energy.py",
+    "tests/e2e/test_executor_campaign.py",
     "tests/e2e/test_node_tests.py",
     "tests/e2e/test_operator_hooks.py",
     "tests/e2e/test_hangs.py",
@@ -391,6 +392,11 @@ SHARDS: tuple[Shard, ...] = (
         title="states of GPUs against what twenty kinds of processes do",
         tests=("tests/e2e/test_usage_scenarios.py",),
         sources=("core/accounting", "controller", "node/probes", "node/member"),
+    ),
+    Shard(
+        title="phalanx.Executor at length: killed nodes, workers and programs, a million tasks",
+        tests=("tests/e2e/test_executor_campaign.py",),
+        sources=("executor", "api/live", "node/shell"),
     ),
     Shard(title="phalanx.torch", tests=("tests/torch",), sources=("torch", "wire")),
     Shard(

@@ -9,18 +9,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from phalanx.client import Client as Client
     from phalanx.executor.executor import Executor as Executor
+    from phalanx.executor.function import function as function
 
 __version__ = "0.1.0"
-__all__ = ["Client", "Executor", "__version__"]
+__all__ = ["Client", "Executor", "__version__", "function"]
+
+_HOMES = {
+    "Client": "phalanx.client",
+    "Executor": "phalanx.executor.executor",
+    "function": "phalanx.executor.function",
+}
 
 
 def __getattr__(name: str) -> object:
-    """Import the client or the Executor on its first use.
+    """Import one of the public names on its first use.
 
     Raises:
         AttributeError: any other name.
     """
-    home = {"Client": "phalanx.client", "Executor": "phalanx.executor.executor"}.get(name)
+    home = _HOMES.get(name)
     if home is not None:
         import importlib
 

@@ -3,6 +3,10 @@
 Functions are local ones, so that they travel by value and no worker imports this module.
 """
 
+# Ids are written as plain words here, and functions are local.
+# mypy: disable-error-code="var-annotated, attr-defined"
+
+import asyncio
 import concurrent.futures
 import contextlib
 import os
@@ -252,6 +256,37 @@ def test_what_never_fits_is_told_by_the_first_future(head):
         made.submit(int).result(60)
 
 
+def test_a_decorated_function_runs_here_or_there_and_in_an_event_loop(head, monkeypatch):
+    monkeypatch.setenv("PHALANX_HOME", head.home)
+
+    @phalanx.function(gpus=0, max_workers=2)
+    def where(value):
+        """Say it."""
+        import os
+
+        return value, os.getpid()
+
+    async def both():
+        return await asyncio.gather(where.aio(1), where.aio(2))
+
+    assert (where.__name__, where.__doc__, where(7)) == ("where", "Say it.", (7, os.getpid()))
+    there = [where.remote(1), where.submit(1).result(60), *where.map([1, 1]), *asyncio.run(both())]
+    assert [value for value, _ in there] == [1, 1, 1, 1, 1, 2]
+    assert os.getpid() not in {pid for _, pid in there}
+    job = where.executor.job_id
+    assert head.job(job)["name"] == "where"
+    assert where.executor.submit(lambda: where(3)[0]).result(60) == 3, "a plain call in a worker"
+    where.close()
+    assert head.wait_for_state(job, "succeeded", "failed", "cancelled")["state"] == "succeeded"
+
+
+def test_an_event_loop_takes_it_as_its_executor(pool):
+    async def call():
+        return await asyncio.get_running_loop().run_in_executor(pool, pow, 2, 10)
+
+    assert asyncio.run(call()) == 1024
+
+
 # ---- what dies --------------------------------------------------------------------------------------------------------
 
 
@@ -342,7 +377,7 @@ def test_neither_the_head_nor_the_broker_imports_the_users_code(head, tmp_path):
     )
 
     def asks():
-        import planted
+        import planted  # type: ignore[import-not-found]
 
         return planted.answer()
 

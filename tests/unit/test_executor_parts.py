@@ -1,5 +1,8 @@
 """The parts of `phalanx.Executor` that need no cluster: frames however they are cut, the journal across crashes, and the dispatcher's books."""
 
+# Ids are written as plain words here, and functions are local.
+# mypy: disable-error-code="var-annotated, attr-defined"
+
 import os
 import pickle
 import random

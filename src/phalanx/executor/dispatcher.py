@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any, Final
 
+from phalanx.executor.broker_link import BrokerLink
 from phalanx.executor.frames import (
     INITIALIZER,
     PIECE_BYTES,
@@ -31,7 +32,6 @@ from phalanx.executor.frames import (
     task_frame,
 )
 from phalanx.executor.futures import RemoteTraceback, TaskFuture, WorkerDied
-from phalanx.executor.node_link import NodeLink
 from phalanx.executor.serializing import pickled_arguments, pickled_function
 
 _PIECES_AHEAD: Final = 4
@@ -80,7 +80,7 @@ class _Node:
     """
 
     rank: int
-    link: NodeLink | None = None
+    link: BrokerLink | None = None
     name: str = ""
     run: str = ""
     workers: int = 1
@@ -227,7 +227,7 @@ class Dispatcher:
 
     # -------------------------------------------------------------------------------------------------------- the nodes' side
 
-    def on_frames(self, link: NodeLink, frames: list[tuple[FrameKind, bytes]]) -> None:
+    def on_frames(self, link: BrokerLink, frames: list[tuple[FrameKind, bytes]]) -> None:
         """Handle what a node sent; called on its reading thread."""
         done: list[Callable[[], None]] = []
         with self._lock:
@@ -254,7 +254,7 @@ class Dispatcher:
             complete()
         self._tell_idle()
 
-    def _on_welcome(self, node: _Node, link: NodeLink, welcome: dict[str, Any]) -> None:
+    def _on_welcome(self, node: _Node, link: BrokerLink, welcome: dict[str, Any]) -> None:
         again = welcome["run"] == node.run
         node.link, node.workers = link, max(1, welcome["workers"])
         node.told = welcome["results"]

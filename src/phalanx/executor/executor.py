@@ -30,10 +30,10 @@ from phalanx.client import Client
 from phalanx.client.api_calls import path_segment
 from phalanx.core.errors import BadRequest, Conflict, NotFound, PhalanxError, TryLater, Unreachable
 from phalanx.core.hints import Hint, HintCode
+from phalanx.executor.broker_link import BrokerLink
 from phalanx.executor.dispatcher import Dispatcher, Task
 from phalanx.executor.frames import FrameKind, frame
 from phalanx.executor.futures import ExecutorBroken, TaskFuture
-from phalanx.executor.node_link import NodeLink
 from phalanx.executor.serializing import pickled_arguments, pickled_function
 
 _ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "timeout"})
@@ -97,7 +97,7 @@ class Executor(BaseExecutor):
         self._numbers_from, self._count = 0, 0
         self._closing = False
         self._broken: ExecutorBroken | None = None
-        self._links: dict[int, NodeLink] = {}
+        self._links: dict[int, BrokerLink] = {}
         self._manager: threading.Thread | None = None
         self._epoch = 0
         _live.add(self)
@@ -314,7 +314,7 @@ class Executor(BaseExecutor):
 
     def _open(self, rank: int) -> None:
         hello = (self._name, self._dispatcher.received(rank))
-        link = NodeLink(self._client, self._job_id, rank, self._python, hello)
+        link = BrokerLink(self._client, self._job_id, rank, self._python, hello)
         self._links[rank] = link
         link.start(self._dispatcher.on_frames, self._on_lost, self._first_frames())
 
@@ -324,7 +324,7 @@ class Executor(BaseExecutor):
             return []
         return self._dispatcher.initializer(*self._initializer)
 
-    def _on_lost(self, link: NodeLink) -> None:
+    def _on_lost(self, link: BrokerLink) -> None:
         with self._lock:
             if self._links.get(link.rank) is link:
                 del self._links[link.rank]

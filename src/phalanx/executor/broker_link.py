@@ -24,7 +24,7 @@ def _relay() -> str:
         return file.read()
 
 
-class NodeLink:
+class BrokerLink:
     """One connection, with a thread for each direction.
 
     Args:
@@ -56,8 +56,8 @@ class NodeLink:
 
     def start(
         self,
-        on_frames: Callable[[NodeLink, list[tuple[FrameKind, bytes]]], None],
-        on_lost: Callable[[NodeLink], None],
+        on_frames: Callable[[BrokerLink, list[tuple[FrameKind, bytes]]], None],
+        on_lost: Callable[[BrokerLink], None],
         first: list[bytes],
     ) -> None:
         """Start the threads.
