@@ -3,8 +3,7 @@
     python -m tests.dashboard.pictures FOLDER [--large NODES]
 
 They come from the planted head of `planted_head`, in light and dark on a screen 1280 px wide and in light on one of 360 px, as whole pages:
-FOLDER/light/fleet.png and so on. `--large 10000` takes one of a fleet with so many nodes instead, from the head of the dashboard's benchmark;
-that takes minutes. With pngquant (Debian has it) the files are a third as large.
+FOLDER/light/fleet.png and so on. `--large 10000` takes those of a fleet with so many nodes instead. With pngquant (Debian has it) the files are a third as large.
 """
 
 # Ids are written as plain words here, as in a drawing.
@@ -12,7 +11,6 @@ that takes minutes. With pngquant (Debian has it) the files are a third as large
 
 import argparse
 import base64
-import json
 import shutil
 import subprocess
 import sys
@@ -20,18 +18,19 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.dashboard import SETTLE_S, played_fleet
 from tests import chromium_here
+from tests.dashboard.large_fleet import large_fleet
 from tests.dashboard.planted_head import BROKEN, planted_head
 
 LOOKS = {"light": (1280, "light"), "dark": (1280, "dark"), "narrow": (360, "light")}  # width in px, colour scheme
 HEIGHT, HEIGHT_MAX = 800, 2600  # px; what is longer is cut
+LARGE_HEIGHT = 1400  # a large fleet is laid out anew when its screen grows
+DRAWN = "performance.getEntriesByName('usable').length"
 COLOURS = "64"  # of a palette
 SETTLED_S = 0.8  # after the last table has come: curves are drawn
 LIVE = "document.querySelector('.connection')?.textContent === 'live'"
 PLAN = "/plan?model=llama-3-70b&gpus=4xh100:8&tokens=300B"
 WHAT_IF = "/what-if?gpus=24&time=2h&queue=research&project=nlp&add_nodes=2"
-LARGE_RUNNING, LARGE_WAITING = 500, 300
 
 
 def main(argv=None):
@@ -88,28 +87,16 @@ def pages_of(planted):
 
 def take_large(folder, nodes):
     """A picture of a large fleet."""
-    with played_fleet(nodes, LARGE_RUNNING, LARGE_WAITING, 0) as fleet, chromium_here.chromium() as page:
-        names = fleet.names
-        for part, utilization in enumerate((0.9, 0.8, 0.95, 0.0, 0.06)):
-            fleet.sample(names[part::5] if part < 3 else names[part * 400 : part * 400 + 300], utilization)
-        fleet.cordon(names[3200:3264], cordoned=True)
-        time.sleep(SETTLE_S)
-        link = json.loads(fleet.ask("POST", "/v1/dashboard/link"))["path"]
-        page.open(f"http://127.0.0.1:{fleet.cluster.port}{link}")
-        shoot(
-            page,
-            f"http://127.0.0.1:{fleet.cluster.port}/",
-            folder,
-            f"fleet-{nodes}",
-            "document.querySelector('canvas')",
-        )
+    with tempfile.TemporaryDirectory() as home, large_fleet(home, nodes) as call, chromium_here.chromium() as page:
+        page.open(call.url + call("admin", "POST", "/v1/dashboard/link").json()["path"])
+        shoot(page, f"{call.url}/", folder, f"fleet-{nodes}", DRAWN, LARGE_HEIGHT)
 
 
-def shoot(page, url, folder, name, ready):
-    """A page in every look, each opened anew."""
+def shoot(page, url, folder, name, ready, height=HEIGHT):
+    """A page in every look, each opened anew, on a screen of this height."""
     for look, (width, scheme) in LOOKS.items():
         page.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         page.send("Emulation.setDeviceMetricsOverride", **size)
         page.open(url)
         page.until(ready)
@@ -117,7 +104,13 @@ def shoot(page, url, folder, name, ready):
         whole = page.send("Page.getLayoutMetrics")["cssContentSize"]
         if whole["width"] > width:
             print(f"{look} {name}: the page is {whole['width']} px wide", file=sys.stderr)
-        clip = {"x": 0, "y": 0, "width": width, "height": min(whole["height"], HEIGHT_MAX), "scale": 1}
+        clip = {
+            "x": 0,
+            "y": 0,
+            "width": width,
+            "height": min(whole["height"], HEIGHT_MAX if height == HEIGHT else height),
+            "scale": 1,
+        }
         path = folder / look / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(

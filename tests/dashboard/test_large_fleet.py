@@ -3,37 +3,28 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
-from dataclasses import replace
-
 import pytest
 
-from phalanx.ports.store import Batch
-from phalanx.store.memory import MemoryStore
 from tests import chromium_here
-from tests.contract.api_head import ApiHead, make_node
+from tests.dashboard.large_fleet import RACK, large_fleet
 
 pytestmark = [
     pytest.mark.prove,
     pytest.mark.timeout(600),
     pytest.mark.skipif(chromium_here.program() is None, reason="no chromium here: make browser-tools"),
 ]
-NODES, RACK = 3000, 32
+NODES = 3000
 AREA = "document.querySelector('[role=application]')"
 DRAWN = "performance.getEntriesByName('usable').length"
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    store = MemoryStore()
-    nodes = [make_node(f"n{at:04}", devices=8) for at in range(NODES)]
-    store.commit(Batch(records=[replace(node, labels={"rack": f"{at // RACK:03}"}) for at, node in enumerate(nodes)]))
-    head = ApiHead(str(tmp_path_factory.mktemp("head")), store=store)
-    with head.calling() as call, chromium_here.chromium() as page:
+    with large_fleet(str(tmp_path_factory.mktemp("head")), NODES) as call, chromium_here.chromium() as page:
         page.send("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
         page.open(call.url + call("admin", "POST", "/v1/dashboard/link").json()["path"])
         page.until(DRAWN)
         yield page
-    head.close()
 
 
 def test_every_canvas_is_drawn(large):
@@ -71,10 +62,10 @@ def test_a_click_picks_the_node_under_it_on_every_canvas(large):
 def test_keys_go_from_the_first_node_to_the_last(large):
     large.run(f"{AREA}.focus()")
     large.press("ArrowRight")
-    large.until("document.querySelector('.picked h2 a')?.textContent === 'n0000'")
+    large.until("document.querySelector('.picked h2 a')?.textContent === 'gpu00000'")
     for _ in range(400):
         large.press("ArrowDown")
-        if large.run("document.querySelector('.picked h2 a').textContent") >= f"n{NODES - RACK:04}":
+        if large.run("document.querySelector('.picked h2 a').textContent") >= f"gpu{NODES - RACK:05}":
             break
-    assert large.run("document.querySelector('.picked h2 a').textContent") >= f"n{NODES - RACK:04}"
+    assert large.run("document.querySelector('.picked h2 a').textContent") >= f"gpu{NODES - RACK:05}"
     assert large.problems == []
