@@ -8,13 +8,15 @@ from typing import Final
 import msgspec
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.hints import parse_hint
 from phalanx.core.units import format_duration
 from phalanx.web.cells import moment, number
 from phalanx.web.charts import ChartPart, key, strip
+from phalanx.web.command_hints import render_hint
 from phalanx.web.document import Viewer, document
 from phalanx.web.fields import text_field
 from phalanx.web.html import Child, Html, element, facts, join, link, table
-from phalanx.wire.why import DryRunReply, StartView, WhatIfCurves, WhatIfReply
+from phalanx.wire.why import DryRunReply, StartView, SuggestedChangeView, WhatIfCurves, WhatIfReply
 
 _ASSUMED: Final = (
     "Jobs are assumed to run for their time limit, or as long as similar jobs; a job that has neither keeps its GPUs."
@@ -100,11 +102,18 @@ def _side(title: str, reply: DryRunReply) -> list[Child]:
     ]
     if reply.changes:
         lines = [
-            element("li", one.text, f": {one.hint}" if one.hint else "", " (an operator)" if one.operator else "")
-            for one in reply.changes
+            element("li", one.text, _command(one), " (an operator)" if one.operator else "") for one in reply.changes
         ]
         content += [element("p", "It would start now with one of:"), element("ul", lines)]
     return content
+
+
+def _command(change: SuggestedChangeView) -> Html | None:
+    """Return the command that makes a change; None if no request makes it."""
+    if not change.hint:
+        return None
+    command = render_hint(parse_hint(change.hint, change.hint_code, change.hint_args))
+    return join(": ", element("code", command))
 
 
 def _expected(start: StartView | None, now_s: float) -> Html | str:

@@ -95,6 +95,12 @@ function Actions({ shown }) {
   </div>`;
 }
 
+/** Whether the text of a change already says all that its hint says. */
+function said({ text, hint_args: values }) {
+  const told = Object.entries(values).filter(([key]) => key !== "job" && key !== "key");
+  return told.length > 0 && told.every(([, value]) => text.includes(value));
+}
+
 function Why() {
   const [found, setFound] = useState(null);
   useEffect(() => {
@@ -126,7 +132,7 @@ function Why() {
       <ul>${found.blockers.map((one) => html`<li><a href=${path("jobs", one.id)}>job ${one.id}</a> ${one.name} of ${one.user}, ${one.gpus} GPUs, ${one.state}</li>`)}
       ${found.blockers_more > 0 && html`<li>and ${found.blockers_more} more</li>`}</ul>`}
     ${found.changes.length > 0 &&
-    html`<p>It would start now with one of:</p><ul>${found.changes.map((one) => html`<li>${one.text}${one.hint && `: ${one.hint}`}${one.operator && " (an operator)"}</li>`)}</ul>`}
+    html`<p>It would start now with one of:</p><ul>${found.changes.map((one) => html`<li>${one.text}${one.hint && !said(one) && `: ${one.hint}`}${one.operator && " (an operator)"}</li>`)}</ul>`}
   </div>`;
 }
 
