@@ -584,7 +584,7 @@ def test_audit_trail_is_filtered_by_user_and_object_and_goes_back_page_by_page(c
     monkeypatch.setattr(audit_pages, "READS_MAX", 1)
     cut = page("/audit?object=job_id=999")
     assert f"No line matches, back to line {seen[0] - 2}." in cut.text
-    assert call("admin", "GET", "/audit?before=0").status_code in (400, 422)
+    assert page("/audit?before=0").cells == page("/audit?before=1").cells == []
     assert f"/audit?object=job_id%3D{jobs[0]}" in [attrs.get("href") for _, attrs in page(f"/jobs/{jobs[0]}").tags]
     assert "audit trail" not in page(f"/jobs/{jobs[0]}", "user").text
 

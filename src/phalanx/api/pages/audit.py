@@ -8,7 +8,7 @@ from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from phalanx.api.http.routing import MediaType, RouteTable
+from phalanx.api.http.routing import MediaType, OptionalNonNegative, RouteTable
 from phalanx.api.pages.responses import error_page, page_response, viewer_of
 from phalanx.api.routes.audit import audit_line_view
 from phalanx.api.runtime import run_in_thread, runtime_of
@@ -30,7 +30,7 @@ async def show_audit_trail(
     request: Request,
     user: Annotated[str, Query(max_length=200)] = "",
     object_: Annotated[str, Query(alias="object", max_length=200)] = "",
-    before: Annotated[int | None, Query(ge=1)] = None,
+    before: OptionalNonNegative = None,
 ) -> Response:
     """Show lines of the audit trail, newest first: those of a user, or of an object, or before a line."""
     services = runtime_of(request).services
@@ -52,6 +52,8 @@ def _find_lines(
     end = end if before is None else min(before, end)
     found: list[AuditLine] = []
     for _ in range(READS_MAX):
+        if end <= 1:
+            return found, None
         begin = max(1, end - (_READ if user or wanted else LINES_SHOWN))
         read = services.store.audit(after=begin - 1, user=UserId(user) if user else None, limit=end - begin)
         for line in reversed(read):
@@ -60,9 +62,7 @@ def _find_lines(
                 if len(found) == LINES_SHOWN:
                     return found, line.seq if line.seq > 1 else None
         end = begin
-        if end == 1:
-            return found, None
-    return found, end
+    return found, end if end > 1 else None
 
 
 def _is_about(line: AuditLine, wanted: str) -> bool:
