@@ -136,6 +136,7 @@ def project(name="vision"):
         budget=MonthlyBudget(cents=500_000, currency="EUR"),
         budget_warned=BudgetWarning(month="2026-11", percent=80),
         outputs_bytes=5 << 30,
+        outputs_warned=80,
     )
 
 

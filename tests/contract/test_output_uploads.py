@@ -5,6 +5,7 @@
 
 import math
 import os
+import re
 import threading
 from pathlib import Path
 from urllib.parse import urlencode
@@ -154,6 +155,55 @@ def test_a_project_without_space_gets_no_more_outputs_until_some_are_removed(hea
     shown = call("user", "GET", f"/v1/projects/{project}").json()
     assert shown["project"]["outputs_bytes"] == 1 << 20
     assert 700_000 <= shown["outputs_used_bytes"] <= 1 << 20
+
+
+def outputs_lines(head):
+    lines = head.store.history(limit=10_000)
+    return [(line.kind, line.text) for line in lines if line.kind in ("outputs_warning", "outputs_full")]
+
+
+def test_who_nearly_fills_the_space_is_told_once_and_again_after_there_was_room(head, gang, call):
+    job, (n0, _) = gang
+    usage = head.app.state.runtime.output_usage
+    project = call("user", "GET", f"/v1/jobs/{job}").json()["job"]["project"]
+    put_project(call, project, outputs="1M")
+    n0.write("a.bin", "a" * 600_000)
+    n0.send()
+    usage.check()
+    assert outputs_lines(head) == []
+    n0.write("b.bin", "b" * 300_000)
+    n0.send()
+    for _ in range(2):
+        usage.check()
+    ((kind, text),) = outputs_lines(head)
+    assert kind == "outputs_warning"
+    assert re.fullmatch(
+        rf"outputs of project {project} take 8\d\d KiB of 1 MiB at the head(; most have jobs .*)?", text
+    ), text
+    n0.write("c.bin", "c" * 300_000)
+    n0.send()
+    usage._measured_s -= 60.0
+    for _ in range(3):
+        n0.outputs.send_changes(n0.present)  # it tries again, in vain
+        usage.check()
+    assert [kind for kind, _ in outputs_lines(head)] == ["outputs_warning", "outputs_full"]
+    assert f"no more are taken from nodes; most have jobs {job} (" in outputs_lines(head)[1][1]
+    put_project(call, project, outputs="10M")
+    n0.send()
+    usage.check()
+    usage._refused_s.clear()  # an hour later
+    put_project(call, project, outputs="1M")
+    usage.check()
+    assert [kind for kind, _ in outputs_lines(head)] == ["outputs_warning", "outputs_full", "outputs_full"]
+    (n0.root / "b.bin").unlink()
+    (n0.root / "c.bin").unlink()
+    n0.send()
+    usage._measured_s -= 3600.0
+    usage.check()
+    n0.write("b.bin", "b" * 300_000)
+    n0.send()
+    usage.check()
+    assert [kind for kind, _ in outputs_lines(head)][3:] == ["outputs_warning"]
 
 
 def test_an_upload_that_was_refused_halfway_counts_and_is_not_taken_again(head, gang, call):

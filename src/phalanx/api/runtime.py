@@ -212,12 +212,13 @@ class ApiRuntime:
         self._rechecks = asyncio.get_running_loop().create_task(self._run_rechecks())
 
     async def upkeep(self) -> None:
-        """Record when tokens were last used, and the tip of the audit trail; remove files past their retention."""
+        """Record when tokens were last used, and the tip of the audit trail; check the space of outputs; remove files past their retention."""
         used_s = self.authenticator.take_unrecorded_uses()
         if used_s:
             await self.controller_futures.result_of(self.services.controller.request(RecordTokenUse(used_s=used_s)))
         if self.services.audit_checkpoints is not None:
             await run_in_thread(self.services.audit_checkpoints.record, self.services.controller.audit_tip)
+        await run_in_thread(self.output_usage.check)
         await run_in_thread(self.file_cleaner.sweep)
 
     async def _run_upkeep(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from phalanx.controller.requests import licences, pools, power_caps, prices
+from phalanx.controller.requests import licences, people, pools, power_caps, prices
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict
 from phalanx.core.fleet.device import device_facts
@@ -21,6 +21,7 @@ from phalanx.core.state.reports import (
     NodeDied,
     NodeHealthReported,
     NodeListed,
+    OutputsReached,
     PowerLimited,
     ProviderReported,
     Report,
@@ -71,6 +72,8 @@ def handle_report(context: StepContext, report: Report) -> None:
             pass  # for the idle policies of queues, which judge them in the same step
         case BudgetReached():
             prices.warn_of_budget(context, report)
+        case OutputsReached():
+            people.warn_of_outputs(context, report)
         case _:
             context.apply_event(report.job_id, report)
 

@@ -44,6 +44,7 @@ from phalanx.core.state.reports import (
     NodeDied,
     NodeHealthReported,
     NodeListed,
+    OutputsReached,
     PowerLimited,
     ProgressReported,
     ProviderReported,
@@ -383,6 +384,7 @@ _OF_THE_HEAD: Final = (
     UsageCounted,
     IdleJobsObserved,
     BudgetReached,
+    OutputsReached,
 )
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from phalanx.client import Client
 
 
+_CLEAN: Final = "phalanx clean --older-than 30d --only outputs"
+_NEARLY_FULL: Final = 80  # percent of the space for outputs
 BUDGET: Final = GrammarType("AMOUNT", lambda text: None if text == "none" else parse_budget(text))
 OUTPUTS: Final = GrammarType("SIZE", lambda text: None if text == "none" else parse_memory_bytes(text, what="outputs"))
 
@@ -72,11 +74,12 @@ def show(name: str, as_json: bool, watch: bool) -> None:
         used = reply.outputs_used_bytes or 0
         limit = f" of {format_bytes(reply.project.outputs_bytes)}" if reply.project.outputs_bytes else ""
         outputs = f"outputs at the head: {format_bytes(used)}{limit}"
+        nearly_full = used * 100 >= reply.project.outputs_bytes * _NEARLY_FULL > 0
         return ListView(
             value={"project": found[name], "spending": spending, "outputs_used_bytes": used},
             lines=lambda _: [strip_control(_summary(found[name])), outputs],
             notes=(budget_text(spending),) if spending.currency else ("no prices are stored: nothing has a cost",),
-            next_command=f"phalanx report cost --by user --month {spending.month}",
+            next_command=_CLEAN if nearly_full else f"phalanx report cost --by user --month {spending.month}",
         )
 
     show_list(fetch, as_json=as_json, watch=watch)

@@ -1,4 +1,4 @@
-"""`phalanx channels`: where messages about jobs, nodes, waste and budgets are sent."""
+"""`phalanx channels`: where messages about jobs, nodes, waste, budgets and space for outputs are sent."""
 
 from __future__ import annotations
 

@@ -25,11 +25,16 @@ from phalanx.core.state.events import (
     RecordTokenUse,
     RevokeToken,
 )
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import PROJECTS, SIGN_IN, TOKENS, USERS
+from phalanx.core.state.reports import OutputsReached
+from phalanx.core.units import format_bytes
 from phalanx.core.work.queue import Project
 from phalanx.core.work.sign_in import PROVIDER
 from phalanx.core.work.users import Action, Identity, Token, User, UserRole
 
+OUTPUTS_WARNING: Final = "outputs_warning"  # kinds of history lines
+OUTPUTS_FULL: Final = "outputs_full"
 handlers: Final = RequestHandlers()
 
 
@@ -151,10 +156,38 @@ def change_project(context: StepContext, request: ChangeProject) -> Project:
     )
     if request.without_budget or request.budget not in (None, project.budget):
         project = replace(project, budget=request.budget, budget_warned=None)
-    if request.outputs_bytes is not None:
-        project = replace(project, outputs_bytes=request.outputs_bytes)
+    if request.outputs_bytes is not None and request.outputs_bytes != project.outputs_bytes:
+        project = replace(project, outputs_bytes=request.outputs_bytes, outputs_warned=0)
     context.change.put(project)
     return project
+
+
+def warn_of_outputs(context: StepContext, reached: OutputsReached) -> None:
+    """Write that the outputs of a project nearly fill their space, or do; nothing if the limit has changed since, or a line says so already."""
+    project = context.world.table(PROJECTS).get(reached.project_id)
+    if project is None or project.outputs_bytes != reached.limit_bytes or project.outputs_warned == reached.percent:
+        return
+    context.change.put(replace(project, outputs_warned=reached.percent))
+    if reached.percent < project.outputs_warned:
+        return
+    used, limit = format_bytes(reached.used_bytes), format_bytes(reached.limit_bytes)
+    text = f"outputs of project {project.id} take {used} of {limit} at the head"
+    text += ": no more are taken from nodes" if reached.percent >= 100 else ""
+    most = ", ".join(f"{job} ({format_bytes(size)})" for job, size in reached.most)
+    context.change.add_history(
+        HistoryLine(
+            seq=0,
+            at_s=context.now.wall_s,
+            kind=OUTPUTS_FULL if reached.percent >= 100 else OUTPUTS_WARNING,
+            text=text + (f"; most have jobs {most}" if most else ""),
+            facts={
+                "project": project.id,
+                "percent": reached.percent,
+                "used_bytes": reached.used_bytes,
+                "limit_bytes": reached.limit_bytes,
+            },
+        )
+    )
 
 
 @handlers.add(PutToken, Action.MANAGE_OWN_TOKENS, audit=lambda request, _: _describe_token(request.token))

@@ -354,6 +354,20 @@ class BudgetReached:
     spent_cents: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputsReached:
+    """The outputs of a project take `percent` of their limit, or more: 80, 100 (an upload was refused), or 0 for less than 80. Idempotent.
+
+    `most`: the jobs with the largest outputs, with their bytes.
+    """
+
+    project_id: ProjectId
+    limit_bytes: int
+    used_bytes: int
+    percent: int
+    most: tuple[tuple[JobId, int], ...] = ()
+
+
 Report = (
     SupervisorRegistered
     | MemberReady
@@ -379,4 +393,5 @@ Report = (
     | PowerLimited
     | NodeHealthReported
     | BudgetReached
+    | OutputsReached
 )

@@ -1,4 +1,4 @@
-"""Notification channels: where messages about jobs, nodes, waste and budgets go, and which lines of the history are such messages."""
+"""Notification channels: where messages about jobs, nodes, waste, budgets and space for outputs go, and which lines of the history are such messages."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class ChannelTopic(enum.StrEnum):
     NODES = "nodes"
     WASTE = "waste"
     BUDGET = "budget"
+    OUTPUTS = "outputs"
     DIGEST = "digest"
 
 
@@ -41,6 +42,8 @@ KINDS: Final[Mapping[str, ChannelTopic]] = {
     "idle_ended": ChannelTopic.WASTE,
     "budget_warning": ChannelTopic.BUDGET,
     "budget_exceeded": ChannelTopic.BUDGET,
+    "outputs_warning": ChannelTopic.OUTPUTS,
+    "outputs_full": ChannelTopic.OUTPUTS,
 }
 """The topic of each kind of history line that is sent."""
 

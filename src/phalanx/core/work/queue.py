@@ -117,6 +117,7 @@ class Project:
     Attributes:
         budget_warned: the last warning about its budget.
         outputs_bytes: what nodes may store at the head of the outputs of its jobs; 0 for no limit.
+        outputs_warned: percent of it at which the history has a line, until the outputs take less again; 0 for none.
     """
 
     id: ProjectId
@@ -126,6 +127,7 @@ class Project:
     budget: MonthlyBudget | None = None
     budget_warned: BudgetWarning | None = None
     outputs_bytes: int = 0
+    outputs_warned: int = 0
 
 
 def idle_policy(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> IdlePolicy | None:
