@@ -111,7 +111,7 @@ def node(name="n0", **more):
         memory_bytes=2**36,
         state=NodeState.UP,
         labels={"rack": "r1"},
-        **more,
+        **{"version": "0.1.0", **more},
     )
 
 

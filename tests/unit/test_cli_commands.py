@@ -20,7 +20,7 @@ import pytest
 
 from phalanx.cli import connection
 from phalanx.cli.cluster import up
-from phalanx.cli.cluster.doctor import _fix_for_silence
+from phalanx.cli.cluster.doctor import _fix_for_silence, _node_versions
 from phalanx.cli.cluster.machine_checks import check_accounts, check_packages, check_permissions
 from phalanx.cli.cluster.state_folder import RecordedHead, own_node_names
 from phalanx.cli.jobs import exec as exec_module
@@ -33,6 +33,7 @@ from phalanx.cli.terminal import terminal
 from phalanx.cli.top.rendering import job_line
 from phalanx.core.accounting.usage_summary import UsageSummary
 from phalanx.core.fleet.node import NodeState
+from phalanx.wire.api.nodes import NodeView
 from tests.golden.cli import views
 from tests.golden.cli.fake_head import TOKEN, FakeHead
 
@@ -521,6 +522,22 @@ def test_usage_summary_says_what_of_a_huge_job_it_leaves_out():
 def test_a_job_that_reports_no_steps_claims_no_goodput():
     bare = dataclasses.replace(msgspec.convert(views.usage(), UsageSummary), measured_by="attempts", goodput=None)
     assert usage_lines(bare)[0].endswith("GPU-seconds, goodput unknown: no steps reported")
+
+
+def test_doctor_names_nodes_of_another_release():
+    def of(name, version, state=NodeState.UP):
+        return NodeView(id=name, state=state, engine="joined", devices=[], cpus=1, memory_bytes=1, version=version)
+
+    assert list(_node_versions([of("a", "0.2.0"), of("old", "")], "0.2.0")) == []
+    nodes = [
+        of("gpu1", "0.1.0"),
+        of("gpu2", "0.1.0"),
+        of("a", "0.2.0"),
+        of("b", "0.0.9"),
+        of("c", "0.1.0", NodeState.DOWN),
+    ]
+    (found,) = _node_versions(nodes, "0.2.0")
+    assert (found.level, found.says) == ("warn", "the head is 0.2.0, nodes run 0.0.9 on b; 0.1.0 on gpu[1-2]")
 
 
 def test_doctor_looks_for_every_dependency_of_the_package(monkeypatch):

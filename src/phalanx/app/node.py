@@ -37,6 +37,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from phalanx import __version__
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.mig import DeviceMig
@@ -283,6 +284,7 @@ def _settings(
         extras=parse_extras(given.get("PHALANX_NODE_OFFERS", ""), key="PHALANX_NODE_OFFERS"),
         supervisor_account=accounts.supervisor_account,
         foreign_usage=_foreign_usage(given),
+        version=__version__,
     )
     access = HeadAccess(
         address=HeadAddress(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from phalanx import __version__
 from phalanx.core.accounting.advice.evidence import Advice
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_duration
@@ -311,7 +312,9 @@ def _health(node: NodeView) -> str:
     broken = [str(device.index) for device in node.devices if not device.healthy]
     cordon = "" if node.cordon is None else f"by {node.cordon.by}: {node.cordon.why}"
     gpus = f"broken GPUs: {', '.join(broken)}" if broken else ""
-    return "; ".join(filter(None, (node.down_cause, cordon, gpus, node.bad_node, node.slow, ", ".join(node.outside))))
+    version = f"Phalanx {node.version}, the head {__version__}" if node.version not in ("", __version__) else ""
+    others = ", ".join(node.outside)
+    return "; ".join(filter(None, (node.down_cause, cordon, gpus, node.bad_node, node.slow, version, others)))
 
 
 def _models(node: NodeView) -> str:

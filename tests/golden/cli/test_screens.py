@@ -55,6 +55,19 @@ def test_nodes(width):
     same_as(f"nodes-{width}", node_lines(views.nodes(), screen(width), views.NOW_S))
 
 
+def test_nodes_of_several_releases_show_them():
+    first, *others = views.nodes()
+    mixed = [
+        msgspec.structs.replace(first, version="0.0.9"),
+        *(msgspec.structs.replace(one, version="0.1.0") for one in others),
+    ]
+    same = [msgspec.structs.replace(one, version="0.1.0") for one in views.nodes()]
+    assert "PHALANX" in node_lines(mixed, screen(200), views.NOW_S)[0]
+    assert "0.0.9" in node_lines(mixed, screen(200), views.NOW_S)[1]
+    assert node_lines(same, screen(200), views.NOW_S) == node_lines(views.nodes(), screen(200), views.NOW_S)
+    assert "Phalanx 0.0.9" in node_page(mixed[0], screen(100), views.NOW_S)[2]
+
+
 def test_node_page():
     lines = [line for node in views.nodes()[2:] for line in node_page(node, screen(100), views.NOW_S)]
     same_as("node-100", lines)

@@ -415,6 +415,7 @@ def node_view(
         limits=node.limits,
         power_cap=_power_cap_view(node.power_cap),
         power_error=node.power_error,
+        version=node.version,
         extras=dict(node.extras),
         extras_used=dict(extras_of(pair for _, grant in grants for pair in grant.extras)),
         nics=[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -26,6 +26,7 @@ from phalanx.cli.list_output import to_json
 from phalanx.cli.terminal import strip_control, terminal
 from phalanx.client.tls import fetch_ca
 from phalanx.core.errors import BadRequest, NotFound, NotSignedIn, PhalanxError, TryLater, Unreachable
+from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.units import format_bytes
 from phalanx.core.work.users import UserRole
@@ -33,6 +34,7 @@ from phalanx.node import membership as records
 from phalanx.ports.engine import Membership
 from phalanx.web.command_hints import render_hint
 from phalanx.wire.api.head import Health
+from phalanx.wire.api.nodes import NodeView
 from phalanx.wire.head_url import split_url
 
 if TYPE_CHECKING:
@@ -136,7 +138,9 @@ def _head_findings(home: str) -> Iterator[Finding]:
     try:
         yield _token(head)
         yield from _sign_in(connect(answer_timeout_s=PROVIDER_ANSWER_S))
-        yield _nodes(head)
+        nodes = head.nodes()
+        yield _nodes(nodes)
+        yield from _node_versions(nodes, health.version)
         yield _history(head)
         if record is not None:
             yield _listen_address(home)
@@ -248,8 +252,23 @@ def _history(head: Client) -> Finding:
     )
 
 
-def _nodes(head: Client) -> Finding:
-    nodes = head.nodes()
+def _node_versions(nodes: Sequence[NodeView], version: str) -> Iterator[Finding]:
+    """Report nodes whose supervisor is of another release than the head; nothing without any."""
+    others: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.state is NodeState.UP and node.version not in ("", version):
+            others.setdefault(node.version, []).append(str(node.id))
+    if others:
+        listed = "; ".join(f"{found} on {fold_hostlist(names)}" for found, names in sorted(others.items()))
+        yield Finding(
+            what="node versions",
+            level=Severity.WARN,
+            says=f"the head is {version}, nodes run {listed}",
+            mend="once they are idle, phalanx down there, install the release, and the line of phalanx join --print",
+        )
+
+
+def _nodes(nodes: Sequence[NodeView]) -> Finding:
     down = [node.id for node in nodes if node.state is NodeState.DOWN]
     devices = sum(len(node.devices) for node in nodes if node.state is NodeState.UP)
     says = f"{len(nodes) - len(down)} of {cells.count(len(nodes), 'node')} up, {cells.count(devices, 'device')}"

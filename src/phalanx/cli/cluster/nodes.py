@@ -170,10 +170,14 @@ def node_lines(
         Column(title="TEMP", right=True, hide_empty=True, drop_order=4),
         Column(title="LOAD", right=True, hide_empty=True, drop_order=5),
         Column(title="JOBS", min_width=4, hide_empty=True),
+        Column(title="PHALANX", hide_empty=True, drop_order=7),
         Column(title="SINCE", right=True, drop_order=6),
         Column(title="WHY", min_width=12, hide_empty=True),
     )
-    rows = [_row(node, screen, now_s) for node in found] + [_ordered_row(node, now_s) for node in ordered]
+    several = len({node.version for node in found} - {""}) > 1
+    rows = [_row(node, screen, now_s, version=node.version if several else "") for node in found] + [
+        _ordered_row(node, now_s) for node in ordered
+    ]
     lines = table(columns, rows, screen)
     devices = [device for node in found for device in node.devices if node.state is NodeState.UP]
     held = sum(device.job_id is not None for device in devices)
@@ -194,13 +198,13 @@ def _ordered_row(node: OrderedNodeView, now_s: float) -> list[Cell | str]:
         f"{node.price_per_h:g}",
         f"0/{node.gpus}",
         node.model,
-        *[""] * 7,
+        *[""] * 8,
         cells.age(node.requested_s, now_s),
         node.why,
     ]
 
 
-def _row(node: NodeView, screen: Terminal, now_s: float) -> list[Cell | str]:
+def _row(node: NodeView, screen: Terminal, now_s: float, version: str) -> list[Cell | str]:
     used = [device.utilization for device in node.devices if device.utilization is not None]
     memory = [device.memory_used_bytes for device in node.devices if device.memory_used_bytes is not None]
     power = [device.power_w for device in node.devices if device.power_w is not None]
@@ -220,6 +224,7 @@ def _row(node: NodeView, screen: Terminal, now_s: float) -> list[Cell | str]:
         f"{max(heat):.0f} C" if heat and up else "",
         f"{node.load_1m:.1f}" if node.load_1m is not None and up else "",
         ", ".join(node.jobs),
+        version,
         cells.age(node.changed_s or node.joined_s, now_s),
         _why(node, now_s),
     ]
@@ -253,6 +258,7 @@ def node_page(node: NodeView, screen: Terminal, now_s: float, tested: str = "") 
     facts = [
         f"{node.cpus} CPUs, {format_bytes(node.memory_bytes)} memory, engine {node.engine}, at {node.address or 'no address'}",
         f"joined {cells.age(node.joined_s, now_s)} ago, failed {cells.count(node.failures, 'time')}"
+        + (f", Phalanx {node.version}" if node.version else "")
         + (f", fault score {node.marks:.1f}" if node.marks else ""),
         *([f"limits on CPUs and memory: {node.limits.value}"] if node.limits is not None else []),
         *([f"offers: {offers}"] if (offers := _offers(node)) else []),

@@ -92,6 +92,7 @@ class Node:
         power_limits: of each GPU that has one.
         power_cap: what an operator set; None without a cap.
         power_error: why the limits could not be set or restored, for messages.
+        version: release of its supervisor; empty of one that does not say.
     """
 
     id: NodeId
@@ -126,6 +127,7 @@ class Node:
     power_limits: tuple[PowerLimits, ...] = ()
     power_cap: PowerCap | None = None
     power_error: str = ""
+    version: str = ""
 
     def invalid_count(self) -> str:
         """Which count reported by the supervisor is invalid; empty if all are valid."""

@@ -143,6 +143,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         extras, extras_used: named amounts that it offers, and that jobs hold; sizes in bytes.
         power_cap: None without one.
         power_error: why its power limits could not be set or restored; empty if they could.
+        version: release of its supervisor; empty if it is not known.
         pool, pool_state, price_per_h: the pool that started it, its state there, and its price in US dollars an hour; empty and None if none did.
     """
 
@@ -181,6 +182,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     price_per_h: float | None = None
     power_cap: PowerCapView | None = None
     power_error: str = ""
+    version: str = ""
 
 
 def node_state(node: NodeView) -> str:
