@@ -29,6 +29,8 @@ EXTRAS = {
     "authlib": "providers/identity",
     "joserfc": "providers/identity",
     "opentelemetry": "providers/tracing",
+    "submitit": "submitit",
+    "joblib": "joblib",
 }
 
 # The standard library as core may see it: values, types and arithmetic.
@@ -397,7 +399,7 @@ def test_every_dependency_is_pinned():
 
 
 def test_extras_are_the_promised_ones():
-    promised = {"torch", "ray", "slurm", "kubernetes", "postgres", "oidc", "otel", "dev"}
+    promised = {"torch", "ray", "slurm", "kubernetes", "postgres", "oidc", "otel", "submitit", "joblib", "dev"}
     assert set(project_file()["project"]["optional-dependencies"]) == promised
 
 

@@ -41,8 +41,8 @@ EXEMPT = {
     "simulator/drill/campaign.py": {"multiprocessing", "ProcessPoolExecutor"},
     "node/processes/zygote_main.py": {"exec", "compile"},  # the user's own script, in the user's own rank
 }
-# Inside a training process, which is the user's own: torch's formats are its formats.
-OUTSIDE = ("torch/",)
+# Inside processes that are the user's own, a training process or a program that submits Python functions: their formats are its formats.
+OUTSIDE = ("torch/", "executor/", "submitit/", "joblib.py")
 
 
 def _uses(tree: ast.AST) -> Iterator[tuple[int, str]]:

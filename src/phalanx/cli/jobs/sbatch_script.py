@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from phalanx.cli.errors import warn
 from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile, BadRequest, TooLarge
 from phalanx.core.work.request import VALUE_BYTES_MAX
+from phalanx.core.work.sbatch_scripts.exported_variables import select_variables
 from phalanx.core.work.sbatch_scripts.fleet_fit import (
     NodeShape,
     numbers_too_large,
@@ -31,13 +31,6 @@ if TYPE_CHECKING:
 
 _SCRIPT_BYTES_MAX: Final = VALUE_BYTES_MAX
 _SHARDS_MAX: Final = 1000  # a share is counted in thousandths
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Variables of this shell or machine, or set by Phalanx itself: not exported.
-_NOT_EXPORTED: Final = re.compile(
-    r"(PHALANX|SLURM|SBATCH|SSH|TMUX|DBUS|XDG|GPG|WINDOW|DISPLAY|XAUTHORITY|STY|BASH_FUNC)[A-Z0-9_]*"
-    r"|PWD|OLDPWD|SHLVL|_|HOSTNAME|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK"
-)
-_ENVIRONMENT_BYTES_MAX: Final = 512 << 10  # half of the limit of a job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,31 +150,13 @@ def _shards_per_gpu() -> int:
 
 
 def exported_environment(words: str, here: Mapping[str, str], *, nested: bool = False) -> dict[str, str]:
-    """Return the environment to send, as `--export` selects it: ALL, NONE, or names and NAME=value.
+    """Return the environment to send, as `--export` selects it; warn about variables that are too long.
 
     With `nested`, ALL includes `SLURM_*` of the job in which sbatch runs. As on Slurm, the new job keeps those that it does not set itself.
     """
-    parts = [part.strip() for part in words.split(",") if part.strip()]
-    found: dict[str, str] = {}
-    if any(part.upper() == "ALL" for part in parts):
-        found = {
-            name: value
-            for name, value in here.items()
-            if _NAME.fullmatch(name) and (not _NOT_EXPORTED.fullmatch(name) or (nested and name.startswith("SLURM_")))
-        }
-    for part in parts:
-        name, equals, value = part.partition("=")
-        if equals:
-            found[name] = value
-        elif name in here and name.upper() not in {"ALL", "NONE", "NIL"}:
-            found[name] = here[name]
-    left, kept = _ENVIRONMENT_BYTES_MAX, {}
-    for name, value in sorted(found.items(), key=lambda pair: len(pair[1])):
-        left -= len(name) + len(value.encode(errors="replace")) + 1
-        if left < 0 or len(value) > VALUE_BYTES_MAX // 2 or any("\ud800" <= char <= "\udfff" for char in value):
-            warn(f"variable {name} is not exported: it is too long, or not UTF-8")
-        else:
-            kept[name] = value
+    kept, dropped = select_variables(words, here, nested=nested)
+    for name in dropped:
+        warn(f"variable {name} is not exported: it is too long, or not UTF-8")
     return kept
 
 
