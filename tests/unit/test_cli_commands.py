@@ -21,7 +21,7 @@ import pytest
 from phalanx.cli import connection
 from phalanx.cli.cluster import up
 from phalanx.cli.cluster.doctor import _fix_for_silence, _node_versions
-from phalanx.cli.cluster.machine_checks import check_accounts, check_packages, check_permissions
+from phalanx.cli.cluster.machine_checks import check_accounts, check_hooks, check_packages, check_permissions
 from phalanx.cli.cluster.state_folder import RecordedHead, own_node_names
 from phalanx.cli.jobs import exec as exec_module
 from phalanx.cli.jobs import job_follower
@@ -522,6 +522,21 @@ def test_usage_summary_says_what_of_a_huge_job_it_leaves_out():
 def test_a_job_that_reports_no_steps_claims_no_goodput():
     bare = dataclasses.replace(msgspec.convert(views.usage(), UsageSummary), measured_by="attempts", goodput=None)
     assert usage_lines(bare)[0].endswith("GPU-seconds, goodput unknown: no steps reported")
+
+
+def test_doctor_reads_the_hooks_of_this_node(tmp_path, monkeypatch):
+    file, program = tmp_path / "hooks.toml", tmp_path / "check"
+    monkeypatch.setenv("PHALANX_HOOKS", str(file))
+    assert (check_hooks().level, check_hooks().says) == ("ok", f"none: {file} does not exist or is empty")
+    file.write_text(f'[[prolog]]\nprogram = "{program}"\n[[health]]\nprogram = "{program}"\n')
+    program.write_text("#!/bin/sh\n")
+    assert (check_hooks().level, check_hooks().mend) == ("fail", f"chmod +x {program}, or mend the file")
+    program.chmod(0o755)
+    assert (check_hooks().level, check_hooks().says) == ("ok", f"1 health, 1 prolog in {file}")
+    program.chmod(0o777)
+    assert check_hooks().level == "fail"
+    file.write_text("[[prologue]]\n")
+    assert (check_hooks().level, str(file) in check_hooks().says) == ("fail", True)
 
 
 def test_doctor_names_nodes_of_another_release():

@@ -13,6 +13,7 @@ import socket
 import stat
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,6 +22,8 @@ from phalanx import __version__
 from phalanx.cli.cluster.state_folder import read_cluster_file
 from phalanx.core.units import GIB, MIB, format_bytes, format_duration
 from phalanx.durable_files import time_durable_write
+from phalanx.node.logic.operator_hooks import HooksInvalid
+from phalanx.node.prepare.hook_runner import hooks_file, load_hooks
 
 _DISK_LOW_BYTES: Final = 5 * GIB  # two checkpoints of a small model
 _SHM: Final = "/dev/shm"  # noqa: S108  # only inspected, never written to
@@ -64,6 +67,7 @@ def run_machine_checks(home: str, port: int) -> Iterator[Finding]:
         _SHM: check_shared_memory,
         "open files": check_open_files,
         "clock": check_clock,
+        "hooks": check_hooks,
         "port": lambda: check_port(home, port),
     }
     for what, check in checks.items():
@@ -71,6 +75,28 @@ def run_machine_checks(home: str, port: int) -> Iterator[Finding]:
             yield check()
         except Exception as error:  # noqa: BLE001  # the operator must see every error of a check
             yield Finding(what=what, level=Severity.WARN, says=f"this check failed: {type(error).__name__}: {error}")
+
+
+def check_hooks() -> Finding:
+    """Check the operator's hooks of this node, as its supervisor would read them with this command's environment."""
+    path = hooks_file(os.environ)
+    try:
+        hooks = load_hooks(path)
+    except HooksInvalid as error:
+        return Finding(
+            what="hooks", level=Severity.FAIL, says=str(error), mend="the node takes no jobs until it is mended"
+        )
+    if not hooks:
+        return Finding(
+            what="hooks", level=Severity.OK, says=f"none: {path or 'no file is named'} does not exist or is empty"
+        )
+    missing = [hook.program[0] for hook in hooks if not os.access(hook.program[0], os.X_OK)]
+    if missing:
+        says = f"{path}: {missing[0]} cannot be executed"
+        return Finding(what="hooks", level=Severity.FAIL, says=says, mend=f"chmod +x {missing[0]}, or mend the file")
+    counts = Counter(hook.kind.value for hook in hooks)
+    says = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+    return Finding(what="hooks", level=Severity.OK, says=f"{says} in {path}")
 
 
 def check_python() -> Finding:
