@@ -22,10 +22,15 @@ from phalanx.wire.rank import ReportKind
 if TYPE_CHECKING:
     from phalanx.core.work.layouts.layout import Layout
     from phalanx.torch.checkpointer import Checkpointer
+    from phalanx.torch.sampling import ElasticSampler as ElasticSampler
+    from phalanx.torch.sampling import ElasticShards as ElasticShards
+    from phalanx.torch.sampling import sampler as sampler
     from phalanx.torch.training import Loss, Training
     from phalanx.torch.training_state import Stateful
 
 __all__ = [
+    "ElasticSampler",
+    "ElasticShards",
     "Parts",
     "Rank",
     "StopReason",
@@ -38,8 +43,25 @@ __all__ = [
     "parallelize",
     "plan",
     "report",
+    "sampler",
     "should_stop",
 ]
+
+
+_SAMPLING: Final = ("ElasticSampler", "ElasticShards", "sampler")  # of `sampling`
+
+
+def __getattr__(name: str) -> Any:
+    """Import what feeds a training on its first use.
+
+    Raises:
+        AttributeError: any other name.
+    """
+    if name in _SAMPLING:
+        import importlib
+
+        return getattr(importlib.import_module("phalanx.torch.sampling"), name)
+    raise AttributeError(f"module 'phalanx.torch' has no attribute {name!r}; it exports: {', '.join(__all__)}")
 
 
 _BUSY_CHARS_MAX: Final = 100
