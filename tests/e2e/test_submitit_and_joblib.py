@@ -79,7 +79,7 @@ def test_a_preempted_function_goes_on_from_its_checkpoint(tmp_path):
     assert "preempted" in (job.stdout() or "")
 
 
-def test_cancel_and_what_the_head_refuses(tmp_path):
+def test_cancel_and_what_the_head_refuses(head, tmp_path):
     executor = PhalanxExecutor(tmp_path)
     executor.update_parameters(gpus_per_node=64)
     with pytest.raises(utils.FailedSubmissionError, match="never"):
@@ -89,9 +89,19 @@ def test_cancel_and_what_the_head_refuses(tmp_path):
     job.cancel()
     wait_until(lambda: job.done(force_check=True), "it has ended")
     assert job.state == "CANCELLED"
+    executor.update_parameters(hold=True)
+    waiting = [executor.submit(int) for _ in range(2)]
+    assert {one.get_info()["State"] for one in waiting} == {"PENDING"}, "from one list"
+    head.call("POST", f"/v1/jobs/{waiting[0].job_id}/cancel", {})
+    waiting[1].cancel_at_deletion()
+    wait_until(lambda: waiting[0].get_info()["State"] == "CANCELLED", "it is no longer in the list")
+    held = waiting.pop().job_id
+    wait_until(lambda: head.job(held)["state"] == "cancelled", "it went with its object")
     assert PhalanxJob(tmp_path, "999999").get_info()["State"] == "NOT_FOUND"
     with pytest.raises(ValueError, match="partition"):
         executor.update_parameters(partition="x")
+    with pytest.warns(UserWarning, match="Use 'slurm_signal_delay_s' instead"):
+        submitit.AutoExecutor(tmp_path, cluster="local").update_parameters(signal_delay_s=3)
     assert head_client() is head_client()
     assert job_body({"gpus": "h100:8", "timeout_min": 0.5}, "true", tmp_path)["time"] == "30s"
 

@@ -7,10 +7,11 @@ import os
 import shlex
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from submitit.core import core, utils
+from submitit.core import core, plugins, utils
 
 from phalanx.client.clusters import chosen_cluster
 from phalanx.client.discovery import find_urls, state_folder
@@ -28,6 +29,17 @@ _JOB_KEYS: Final = frozenset(
     | {"nodelist", "exclude", "reservation", "depends_on", "begin", "preemptible", "hold", "retry", "allow_never"}
 )
 _OWN: Final = frozenset({"setup", "signal_delay_s", "array_parallelism", "export", "stderr_to_stdout"})
+
+
+class _Parameters(set[str]):
+    """All names of parameters; to iterate over, only those that no other executor has.
+
+    For programs that write parameters without a prefix, as older ones do, AutoExecutor takes the last executor that lists the name: it stays theirs.
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        others = (one for one in plugins.get_executors().values() if one is not PhalanxExecutor)
+        return iter(self.difference(*(one._valid_parameters() for one in others)))  # noqa: SLF001  # as AutoExecutor does
 
 
 class PhalanxExecutor(core.PicklingExecutor):
@@ -65,7 +77,7 @@ class PhalanxExecutor(core.PicklingExecutor):
 
     @classmethod
     def _valid_parameters(cls) -> set[str]:
-        return set(_JOB_KEYS | _OWN) - {"stderr_to_stdout"}
+        return _Parameters(_JOB_KEYS | _OWN - {"stderr_to_stdout"})
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
         unknown = sorted(set(kwargs) - _JOB_KEYS - _OWN - set(_SHARED))
