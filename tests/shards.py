@@ -132,6 +132,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_drills.py::test_planned_stop_of_the_head_is_not_noticed_by_a_job_even_past_the_lease",
     "tests/e2e/test_energy.py",
     "tests/e2e/test_executor_campaign.py",
+    "tests/e2e/test_hydra.py",
     "tests/e2e/test_submitit_parity.py",
     "tests/e2e/test_node_tests.py",
     "tests/e2e/test_operator_hooks.py",
@@ -395,8 +396,8 @@ SHARDS: tuple[Shard, ...] = (
         sources=("core/accounting", "controller", "node/probes", "node/member"),
     ),
     Shard(
-        title="phalanx.Executor at length: killed nodes, workers and programs, a million tasks; submitit's own tests",
-        tests=("tests/e2e/test_executor_campaign.py", "tests/e2e/test_submitit_parity.py"),
+        title="phalanx.Executor at length: killed nodes, workers and programs, a million tasks; submitit's own tests, Hydra",
+        tests=("tests/e2e/test_executor_campaign.py", "tests/e2e/test_submitit_parity.py", "tests/e2e/test_hydra.py"),
         sources=("executor", "submitit", "api/live", "node/shell"),
     ),
     Shard(title="phalanx.torch", tests=("tests/torch",), sources=("torch", "wire")),

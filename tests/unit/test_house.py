@@ -399,7 +399,7 @@ def test_every_dependency_is_pinned():
 
 
 def test_extras_are_the_promised_ones():
-    promised = {"torch", "ray", "slurm", "kubernetes", "postgres", "oidc", "otel", "submitit", "joblib", "dev"}
+    promised = {"torch", "ray", "slurm", "kubernetes", "postgres", "oidc", "otel", "submitit", "joblib", "hydra", "dev"}
     assert set(project_file()["project"]["optional-dependencies"]) == promised
 
 
