@@ -69,8 +69,14 @@ class PhalanxJob(core.Job[R_co]):
         with contextlib.nullcontext() if check else contextlib.suppress(PhalanxError):
             head_client().cancel(self.job_id)
 
-    def _interrupt(self) -> None:
-        """Preempt the job, for tests: it checkpoints and runs again."""
+    def _interrupt(self, timeout: bool = False) -> None:
+        """Preempt the job, for tests: it checkpoints and runs again.
+
+        Raises:
+            NotImplementedError: with `timeout`, which Slurm's plugin simulates by a signal.
+        """
+        if timeout:
+            raise NotImplementedError("a time limit is not simulated here: give the job a short timeout_min")
         head_client().requeue(self.job_id)
 
 
