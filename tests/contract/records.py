@@ -6,7 +6,7 @@ from dataclasses import replace
 from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.documents import FleetDocument
-from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.fleet.node import Cordon, Node, NodeState
 from phalanx.core.fleet.node_pool import NodePool, NodeTemplate, PoolNode, PoolNodeState
 from phalanx.core.fleet.node_tests import NodeRate, NodeTest, NodeTestHistory
 from phalanx.core.ids import (
@@ -162,6 +162,8 @@ def reservation(name="fans", **more):
         queues=frozenset({QueueId("default")}),
         why="neue Lüfter",
         by=UserId("opal"),
+        open_cordoned=True,
+        cordons=((NodeId("n1"), Cordon(by="opal", why="Lüfter", since_s=90.5, drain=True)),),
         **more,
     )
 

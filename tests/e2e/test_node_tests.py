@@ -78,8 +78,19 @@ def test_throttled_node_fails_and_is_cordoned_and_a_busy_one_is_refused(phalanx,
     (history,) = phalanx.json("nodes", "test", "n1", "--history")
     assert [one["passed"] for one in history["tests"]] == [True, False]
     assert "failed: matmul" in phalanx("nodes", "show", "n1").stdout
-    cordoned = phalanx("nodes", "test", "n1", code=64)
-    assert "cordoned" in cordoned.stderr
+    phalanx("nodes", "test", "n1")  # as it is: the cordon stays
+    cordons = {node["id"]: node["cordon"] for node in phalanx.json("nodes") if node.get("cordon")}
+    assert cordons["n1"]["why"].startswith("test: matmul")
     phalanx("nodes", "undrain", "n1")
     phalanx("submit", "--gpus", "3x1", "--", "sleep", "600")
     phalanx("nodes", "test", "n0", code=75)
+
+
+def test_a_drained_node_is_tested_as_it_is_and_stays_drained(phalanx):
+    phalanx("nodes", "drain", "n0", "--why", "a new fan")
+    waits = phalanx("submit", "--quiet", "--gpus", "3x1", "--", "true").stdout.strip()
+    assert "n0" in phalanx("nodes", "test", "n[0-2]", "--no-drain").stdout
+    (node,) = [one for one in phalanx.json("nodes") if one["id"] == "n0"]
+    assert (node["cordon"]["why"], node["cordon"]["drain"], node["reserved"]) == ("a new fan", True, [])
+    assert phalanx.json("show", waits)["job"]["state"] == "pending", "nobody else had the node"
+    assert "tested" in phalanx("nodes", "show", "n0").stdout

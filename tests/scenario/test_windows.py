@@ -8,7 +8,7 @@ import pytest
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, UserId
 from phalanx.core.lifecycle.verify import rejection_reason
-from phalanx.core.state.events import EndReservation, PutReservation, UncordonNode
+from phalanx.core.state.events import CordonNode, EndReservation, PutReservation, UncordonNode
 from phalanx.core.state.plan import Placement
 from phalanx.core.state.records import NODES, RESERVATIONS
 from phalanx.core.state.world import World, WorldChange
@@ -389,3 +389,65 @@ def test_steps_in_which_nothing_is_due_do_not_look_at_the_reservations(cluster):
     before = Counted.looks
     cluster.run(60.0)
     assert Counted.looks == before
+
+
+# ---- cordoned nodes that are open for a while --------------------------------------------------------------------------
+
+
+def cordon(cluster, name, *, drain=True, why="a fan"):
+    cluster.request(CordonNode(node_id=NodeId(name), by=UserId("op"), why=why, drain=drain))
+
+
+def open_to(cluster, user="ada", nodes="n0", for_s=600.0):
+    return reserve(cluster, nodes, in_s=0.0, for_s=for_s, users=frozenset({UserId(user)}), open_cordoned=True)
+
+
+def cordons(cluster):
+    return {str(node.id): node.cordon for node in cluster.world.nodes.values() if node.cordon is not None}
+
+
+def test_cordoned_nodes_are_open_to_the_holders_of_a_reservation_and_cordoned_again(alone):
+    cordon(alone, "n0")
+    before = cordons(alone)["n0"]
+    waits = alone.submit(gpus=4, user="bob", behaviour=JobBehaviour(run_s=5.0))
+    open_to(alone)
+    unnamed = alone.submit(gpus=4, user="ada", behaviour=JobBehaviour(run_s=5.0))
+    mine = alone.submit(gpus=4, user="ada", reservation="fans", behaviour=JobBehaviour(run_s=5.0))
+    assert alone.ends(mine).state is JobState.SUCCEEDED
+    alone.run(5.0)
+    assert alone.job(waits).state is JobState.PENDING, "not to others"
+    assert alone.job(unnamed).state is JobState.PENDING, "nor to a job that does not name it"
+    assert cordons(alone) == {}
+    unreserve(alone)
+    alone.run(1.0)
+    assert cordons(alone) == {"n0": before}
+    assert history(alone, "cordon_lifted") == ["n0 is open to ada for reservation fans, and then cordoned again: a fan"]
+    assert history(alone, "cordon_restored") == ["n0 is cordoned again: a fan"]
+    alone.run(30.0)
+    assert alone.job(waits).state is JobState.PENDING
+
+
+def test_the_cordon_comes_back_when_the_time_is_over_also_after_a_restart_of_the_head(alone):
+    cordon(alone, "n0", drain=False)
+    open_to(alone, for_s=60.0)
+    alone.run(5.0)
+    assert cordons(alone) == {}
+    alone.kill_head()
+    alone.run(5.0)
+    alone.start_head()
+    alone.run(20.0)
+    assert cordons(alone) == {}
+    alone.run(60.0)
+    assert list(cordons(alone)) == ["n0"]
+
+
+def test_a_node_that_is_returned_meanwhile_or_cordoned_for_another_reason_keeps_that(cluster):
+    for name in ("n0", "n1"):
+        cordon(cluster, name)
+    open_to(cluster, nodes="n0 n1 n2")
+    cluster.run(1.0)
+    cluster.request(UncordonNode(node_id=NodeId("n0"), by=UserId("op")))
+    cordon(cluster, "n1", why="its test failed")
+    unreserve(cluster)
+    cluster.run(1.0)
+    assert {name: one.why for name, one in cordons(cluster).items()} == {"n1": "its test failed"}

@@ -92,10 +92,12 @@ class NodesApi(ApiCalls):
         queues: Sequence[str] = (),
         maintenance: bool = False,
         why: str = "",
+        open_cordoned: bool = False,
     ) -> api.ReservationView:
         """Reserve nodes for `time` ("4h") from `start_s` (Unix seconds; None is now), for users and queues or for maintenance.
 
-        Maintenance with an empty `time` drains the nodes at the start, until they are returned.
+        Maintenance with an empty `time` drains the nodes at the start, until they are returned. With `open_cordoned`, nodes that an
+        operator cordoned are open to the users and queues until the end, and then cordoned again.
         """
         body = {
             "nodes": list(nodes),
@@ -105,6 +107,7 @@ class NodesApi(ApiCalls):
             "queues": list(queues),
             "maintenance": maintenance,
             "why": why,
+            "open_cordoned": open_cordoned,
         }
         path = f"/v1/reservations/{id_path_segment('reservation', reservation_id)}"
         return decode_record(self._put(path, body), api.ReservationReply).reservation

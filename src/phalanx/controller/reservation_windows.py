@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from phalanx.controller.maintenance_notices import withdraw_notices
+from phalanx.controller.requests.pools import leaving_member
 from phalanx.controller.step_context import StepContext
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.fleet.node import Cordon
@@ -75,10 +76,48 @@ class ReservationWindows:
 
 def begin(context: StepContext, reservation: Reservation) -> None:
     """Mark the reservation as begun: jobs that waited for it may start."""
-    context.change.put(replace(reservation, begun=True))
+    context.change.put(
+        replace(reservation, begun=True, cordons=reservation.cordons + _lift_cordons(context, reservation))
+    )
     length = format_duration(reservation.end_s - reservation.start_s)
     text = f"reservation {reservation.id} begins: {fold_hostlist(sorted(reservation.nodes))} for {reservation.holders_text}, for {length}"
     context.add_history(_kind(reservation, "begun"), text, by=reservation.by)
+
+
+def _lift_cordons(context: StepContext, reservation: Reservation) -> tuple[tuple[NodeId, Cordon], ...]:
+    """Open nodes that an operator cordoned to the reservation's holders, if it asks for that; return the cordons."""
+    lifted = []
+    for node_id in reservation.nodes if reservation.open_cordoned else ():
+        node = context.world.nodes.get(node_id)
+        if node is None or node.cordon is None or node.cordoned_by_engine or leaving_member(context, node_id):
+            continue
+        lifted.append((node_id, node.cordon))
+        context.change.put(replace(node, cordon=None, changed_s=context.now.wall_s))
+        text = f"{node_id} is open to {reservation.holders_text} for reservation {reservation.id}, and then cordoned again: {node.cordon.why}"
+        context.add_history("cordon_lifted", text, node_id=node_id, by=reservation.by)
+    return tuple(lifted)
+
+
+def _restore_cordons(context: StepContext, reservation: Reservation) -> None:
+    """Cordon nodes again whose cordon was lifted, unless they have another one by now."""
+    for node_id, cordon in reservation.cordons:
+        node = context.world.nodes.get(node_id)
+        if node is None or node.cordon is not None:
+            continue
+        context.change.put(replace(node, cordon=cordon, changed_s=context.now.wall_s))
+        text = f"{node_id} is cordoned again: {cordon.why}"
+        context.add_history("cordon_restored", text, node_id=node_id, by=reservation.by)
+
+
+def forget_cordon(context: StepContext, node_id: NodeId) -> bool:
+    """An operator returns a node to service: the cordon that a reservation lifted does not come back. Return whether there was one."""
+    found = False
+    for reservation in list(context.world.reservations.values()):
+        kept = tuple(one for one in reservation.cordons if one[0] != node_id)
+        if len(kept) < len(reservation.cordons):
+            context.change.put(replace(reservation, cordons=kept))
+            found = True
+    return found
 
 
 def drain_nodes(context: StepContext, reservation: Reservation) -> None:
@@ -99,7 +138,8 @@ def drain_nodes(context: StepContext, reservation: Reservation) -> None:
 def end(context: StepContext, reservation: Reservation, how: str, *, by: str) -> Reservation:
     """End the reservation: its nodes accept any job again."""
     withdraw_notices(context, reservation, reservation.nodes)
-    ended = replace(reservation, ended=True)
+    _restore_cordons(context, reservation)
+    ended = replace(reservation, ended=True, cordons=())
     context.change.put(ended)
     text = f"reservation {reservation.id} {how}: {fold_hostlist(sorted(reservation.nodes))} no longer reserved for {reservation.holders_text}"
     context.add_history(_kind(reservation, "ended"), text, by=by)

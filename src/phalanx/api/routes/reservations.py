@@ -69,6 +69,11 @@ def _wanted(services: HeadServices, reservation_id: ReservationId, body: Reserva
             f"reservation {reservation_id}: it must be either for maintenance or for users and queues",
             hint=Hint(HintCode.RESERVE_FOR),
         )
+    if body.open_cordoned and body.maintenance:
+        raise BadRequest(
+            f"reservation {reservation_id}: nobody may use the nodes during maintenance",
+            hint="name the users or queues to which cordoned nodes are open",
+        )
     if not body.time and not body.maintenance:
         raise BadRequest(f"reservation {reservation_id} has no duration", hint="give a duration, for example 4h")
     lasting_s = parse_duration_s(body.time, what="time") if body.time else OPEN_ENDED_S
@@ -86,4 +91,5 @@ def _wanted(services: HeadServices, reservation_id: ReservationId, body: Reserva
         why=body.why[:500],
         by=by,
         open_ended=not body.time,
+        open_cordoned=body.open_cordoned,
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -18,6 +21,7 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, terminal
 from phalanx.core.errors import BadRequest, NotFound, NotPermitted, TryLater
 from phalanx.core.fleet.hostlist import expand_hostlist, fold_hostlist
+from phalanx.core.fleet.node import NodeState
 from phalanx.core.work.users import Action
 
 if TYPE_CHECKING:
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
 
 _INTERRUPTED: Final = 130  # 128 + SIGINT
 _FAILED: Final = 1
+_RESERVED_FOR: Final = (
+    "1h"  # of nodes that are cordoned: a test takes a minute; if this command dies, they are cordoned again after that
+)
 _COLUMNS: Final = (
     Column(title="NODE"),
     Column(title="WHAT", min_width=12),
@@ -94,11 +101,64 @@ def _test(
     head: Client, wanted: Sequence[str], *, wait: bool, threshold: float, drain: bool, python: str
 ) -> list[NodeTestsView]:
     """Run one job for each kind of node, one after the other, and return the results by node."""
+    nodes = head.nodes()
+    known = {str(node.id): node for node in nodes}
+    cordoned = [name for name in wanted if name in known and _is_cordoned(known[name])]
+    busy = [name for name in cordoned if known[name].jobs]
+    if busy:
+        raise TryLater(
+            f"{busy[0]} is cordoned, and job {known[busy[0]].jobs[0]} still runs there",
+            hint="wait for its end, or cancel it",
+        )
+    test = functools.partial(_test_group, head, wait=wait, threshold=threshold, drain=drain, python=python)
+    others = [name for name in wanted if name not in cordoned]
+    found = test(nodes, others, reservation="") if others else []
+    if cordoned:
+        with _opened(head, cordoned) as reservation:
+            found += test([_without(node, reservation) for node in head.nodes()], cordoned, reservation=reservation)
+    return found
+
+
+def _is_cordoned(node: NodeView) -> bool:
+    """Whether an operator, or the head in their stead, keeps jobs away from a node that is up."""
+    return node.state is NodeState.UP and node.cordon is not None and node.cordon.by != node.engine
+
+
+@contextlib.contextmanager
+def _opened(head: Client, cordoned: Sequence[str]) -> Iterator[str]:
+    """Reserve cordoned nodes, and open them to jobs that name the reservation, which this yields. They are cordoned again afterwards."""
+    name = f"test-{secrets.token_hex(4)}"
+    why = "phalanx nodes test"
+    head.reserve(name, list(cordoned), _RESERVED_FOR, users=[head.me().user], why=why, open_cordoned=True)
+    try:
+        yield name
+    finally:
+        with contextlib.suppress(NotFound):  # it has ended: the nodes are cordoned again
+            head.unreserve(name)
+
+
+def _without(node: NodeView, reservation: str) -> NodeView:
+    """The node as it is to those for whom it is reserved."""
+    import msgspec
+
+    return msgspec.structs.replace(node, reserved=[one for one in node.reserved if one.id != reservation])
+
+
+def _test_group(
+    head: Client,
+    nodes: Sequence[NodeView],
+    wanted: Sequence[str],
+    *,
+    wait: bool,
+    threshold: float,
+    drain: bool,
+    python: str,
+    reservation: str,
+) -> list[NodeTestsView]:
     from phalanx.cli.plan.calibration_job import run_calibration
     from phalanx.cli.plan.calibration_nodes import check_idle, select_nodes
     from phalanx.planner.calibration.record_codec import encode_record
 
-    nodes = head.nodes()
     groups = []
     for kind in _kinds(nodes, wanted):
         try:
@@ -114,7 +174,7 @@ def _test(
         if len(groups) > 1:
             print(f"{fold_hostlist(chosen.names)}: {chosen.devices} x {chosen.gpu}", file=sys.stderr, flush=True)
         profile = run_calibration(
-            connect(FOLLOW_PATIENCE_S), chosen, reservation="", quick=True, python=python, parts=True
+            connect(FOLLOW_PATIENCE_S), chosen, reservation=reservation, quick=True, python=python, parts=True
         )
         found += head.put_node_tests(encode_record(profile), threshold=threshold, drain=drain)
     return found

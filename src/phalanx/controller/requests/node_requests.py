@@ -8,7 +8,7 @@ from typing import Final
 from phalanx.controller.impossible_jobs import record_impossible_jobs
 from phalanx.controller.requests.pools import leaving_member
 from phalanx.controller.requests.request_handlers import RequestHandlers
-from phalanx.controller.reservation_windows import release_nodes
+from phalanx.controller.reservation_windows import forget_cordon, release_nodes
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.fleet.fitness import NODE_TEST, NodeFault
@@ -53,7 +53,8 @@ def uncordon(context: StepContext, request: UncordonNode) -> Node:
         hint = Hint(HintCode.UNDRAIN_IN_ENGINE, command=node.cordon.remedy) if node.cordon.remedy else ""
         raise Conflict(f"{node.id} is kept out of service by its engine, {node.engine}: {node.cordon.why}", hint=hint)
     release_nodes(context, node.id, planned=request.planned, by=request.by)
-    if node.cordon is not None or node.bad_node_reason:
+    lifted = forget_cordon(context, node.id)
+    if node.cordon is not None or node.bad_node_reason or lifted:
         node = replace(node, cordon=None, fault_score=0.0, bad_node_reason="", changed_s=context.now.wall_s)
         context.change.put(node)
         context.add_history("undrained", f"{node.id} is in service again", node_id=node.id, by=request.by)

@@ -42,10 +42,10 @@ def put(context: StepContext, request: PutReservation) -> Reservation:
         NotFound: a node, user or queue does not exist.
         Conflict: the name is taken, or another reservation has one of the nodes at that time.
     """
-    wanted = replace(request.reservation, begun=False, ended=False)
+    wanted = replace(request.reservation, begun=False, ended=False, cordons=())
     existing = context.world.reservations.get(wanted.id)
     if existing is not None:
-        if replace(existing, begun=False, by=NO_USER) == replace(wanted, by=NO_USER):
+        if replace(existing, begun=False, by=NO_USER, cordons=()) == replace(wanted, by=NO_USER):
             return existing
         raise Conflict(
             f"reservation {wanted.id} already exists",

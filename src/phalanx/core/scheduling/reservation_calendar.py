@@ -164,7 +164,7 @@ class ReservationCalendar:
         nodes: set[NodeId] = set()
         by: list[ReservationId] = []
         for number, one in enumerate(self._windows[:reached]):
-            if one.end_s > now_s and not admitted >> number & 1:
+            if one.end_s > now_s and (not admitted >> number & 1 or (one.open_cordoned and one.id != named)):
                 nodes.update(one.nodes)
                 by.append(one.id)
         only: frozenset[NodeId] | None = None
@@ -185,7 +185,12 @@ def jobs_to_evict(
 ) -> tuple[JobId, ...]:
     """Jobs on the reservation's nodes that it does not admit: to be saved and stopped when it begins. In submit order."""
     found = {job_id: jobs[job_id] for node_id in reservation.nodes for job_id in on_node.get(node_id, ())}
-    leave = [job for job in found.values() if not reservation.admits(job.user, job.queue)]
+    leave = [
+        job
+        for job in found.values()
+        if not reservation.admits(job.user, job.queue)
+        or (reservation.open_cordoned and job.spec.reservation != reservation.id)
+    ]
     return tuple(job.id for job in sorted(leave, key=lambda job: job.seq))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from phalanx.core.fleet.node import Cordon
 from phalanx.core.ids import NodeId, QueueId, ReservationId, UserId
 
 NO_USER: Final = UserId("")
@@ -19,6 +20,9 @@ class Reservation:
         users, queues: who may use the nodes meanwhile; both empty for maintenance: no one.
         open_ended: for maintenance: at its start the nodes are drained until an operator returns them, and the reservation ends. `end_s`
             is then a year later, so that no other is planned after it.
+        open_cordoned: nodes that an operator cordoned are open, as for a test, and cordoned again at its end. Only jobs of its holders that name it
+            may use its nodes.
+        cordons: those that it lifted, by node.
         begun: its start was handled: jobs that may not use the nodes were asked to stop.
         ended: ended early or over; kept for the history.
     """
@@ -32,6 +36,8 @@ class Reservation:
     why: str = ""
     by: UserId = NO_USER
     open_ended: bool = False
+    open_cordoned: bool = False
+    cordons: tuple[tuple[NodeId, Cordon], ...] = ()
     begun: bool = False
     ended: bool = False
 

@@ -295,10 +295,12 @@ class ReservationReply(msgspec.Struct, frozen=True, kw_only=True):
 class ReservationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Either `maintenance`, or the users and queues that may use the nodes. `time`: the duration, as "4h"; without `start_s` it begins now.
 
-    Maintenance without `time` drains the nodes at the start, until an operator returns them.
+    Maintenance without `time` drains the nodes at the start, until an operator returns them. With `open_cordoned`, nodes that an operator
+    cordoned are open to the users and queues until the end, and then cordoned again.
     """
 
     nodes: list[NodeId]
+    open_cordoned: bool = False
     time: str = ""
     start_s: float | None = None
     users: list[UserId] = []
