@@ -12,7 +12,7 @@ import phalanx.joblib
 from benchmarks.cluster import cluster, wait_until
 from phalanx.client import Client
 from phalanx.submitit.executor import PhalanxExecutor, job_body
-from phalanx.submitit.job import PhalanxJob, head_client
+from phalanx.submitit.job import PhalanxInfoWatcher, PhalanxJob, head_client
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -27,6 +27,7 @@ def head():
 def here(head, monkeypatch):
     monkeypatch.setenv("PHALANX_HOME", head.home)
     monkeypatch.delenv("PHALANX_URL", raising=False)
+    monkeypatch.setattr(PhalanxJob, "watcher", PhalanxInfoWatcher())  # of this head
 
 
 class Counter(submitit.helpers.Checkpointable):
@@ -62,7 +63,6 @@ def test_a_gang_of_tasks_an_array_and_a_failure(tmp_path):
     assert [one.job_id.partition("_")[2] for one in several] == ["0", "1"]
     with pytest.raises(utils.FailedJobError, match="ValueError: seven"):
         several[1].result()
-    PhalanxJob.watcher.clear()
     calls = PhalanxJob.watcher.num_calls
     wait_until(lambda: several[1].get_info()["State"] == "FAILED", "the head knows")
     wait_until(lambda: gang.get_info()["State"] == "COMPLETED", "the head knows")

@@ -2,16 +2,18 @@
 
 import asyncio
 import pickle
+import time
 
 import pytest
 import submitit
 from submitit.auto import test_auto as its_auto
+from submitit.core import plugins, utils
 from submitit.local import local
 from submitit.local import test_local as its_local
 
 from benchmarks.cluster import cluster
 from phalanx.submitit.executor import PhalanxExecutor
-from phalanx.submitit.job import PhalanxJob
+from phalanx.submitit.job import PhalanxInfoWatcher, PhalanxJob
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -20,10 +22,7 @@ PLAIN = (
     its_local.test_local_submit_array,
     its_local.test_local_error,
     its_local.test_pickle_output_from_main,
-    its_local.test_get_first_task_error,
     its_local.test_stdout,
-    its_local.test_requeuing,
-    its_local.test_custom_checkpoint,
     its_local.test_load_submission,
 )
 WEIRD = ("a_0", "a 0", 'a"=0"', "a'; echo foo", r"a\=0", r"a\=", "a\n0")
@@ -41,9 +40,10 @@ def head():
 def in_place_of_local(head, monkeypatch):
     monkeypatch.setenv("PHALANX_HOME", head.home)
     monkeypatch.delenv("PHALANX_URL", raising=False)
+    plugins.get_executors()  # which remembers the real ones
     monkeypatch.setattr(local, "LocalExecutor", PhalanxExecutor)
     monkeypatch.setattr(local, "LocalJob", PhalanxJob)
-    monkeypatch.setattr(PhalanxJob.watcher, "_delay_s", 1)
+    monkeypatch.setattr(PhalanxJob, "watcher", PhalanxInfoWatcher(delay_s=1))
 
 
 @pytest.mark.parametrize("its", PLAIN, ids=lambda its: its.__name__)
@@ -94,3 +94,53 @@ def test_batches_pickled_jobs_and_tasks(tmp_path):
 
 def its_rank():
     return submitit.JobEnvironment().local_rank
+
+
+class Slow(submitit.helpers.Checkpointable):
+    """Never ends in its first `lives`; the checkpoint counts them. submitit's own tests of time limits hold for an idle machine only."""
+
+    def __init__(self, lives):
+        self.lives = lives
+
+    def __call__(self, life=0):
+        while life < self.lives:
+            time.sleep(0.05)
+        return life
+
+    def __submitit_checkpoint__(self, life=0):
+        return utils.DelayedSubmission(self, life + 1)
+
+
+@pytest.mark.parametrize("lives", [1, 2])
+def test_a_time_limit_leads_to_another_life_as_often_as_allowed(lives, tmp_path):
+    executor = PhalanxExecutor(tmp_path, max_num_timeout=1)
+    executor.update_parameters(timeout_min=12 / 60, signal_delay_s=6)
+    job = executor.submit(Slow(lives))
+    job.wait()
+    assert "(0 remaining timeouts)" in (job.stdout() or "")
+    if lives == 1:
+        assert job.result() == 1
+    else:
+        assert "timed-out too many times" in (job.stdout() or "")
+        with pytest.raises(utils.FailedJobError, match="timed-out too many times"):
+            job.result()
+
+
+def test_of_several_tasks_the_error_is_that_of_one_that_failed(tmp_path):
+    """On Slurm the others go on; here the first that fails ends them, and they have no result."""
+
+    def flaky():
+        rank = its_rank()
+        if rank > 0:
+            raise RuntimeError(f"failed on purpose: {rank}")
+        while True:
+            time.sleep(0.05)
+
+    executor = PhalanxExecutor(tmp_path)
+    executor.update_parameters(tasks_per_node=3)
+    job = executor.submit(flaky)
+    error = job.exception()
+    assert isinstance(error, utils.FailedJobError)
+    assert "failed on purpose" in str(error)
+    with pytest.raises(utils.FailedJobError, match="failed on purpose"):
+        job.results()

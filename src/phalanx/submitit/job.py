@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any, Final, TypeVar
 
-from submitit.core import core
+from submitit.core import core, utils
 
 from phalanx.client import Client
 from phalanx.core.errors import NotFound, PhalanxError
@@ -68,6 +68,34 @@ class PhalanxJob(core.Job[R_co]):
         """
         with contextlib.nullcontext() if check else contextlib.suppress(PhalanxError):
             head_client().cancel(self.job_id)
+
+    def results(self) -> list[R_co]:
+        """Return the results of all tasks, once the job has ended.
+
+        Raises:
+            RuntimeError: a task failed, or has no result (submitit's FailedJobError, UncompletedJobError).
+        """
+        if self._sub_jobs:
+            self.wait()
+            if not all(one.paths.result_pickle.exists() for one in self._sub_jobs):
+                error = self.exception()
+                if error is not None:
+                    raise error
+        return super().results()
+
+    def exception(self) -> utils.UncompletedJobError | None:
+        """Return the error of the first task that failed, once the job has ended.
+
+        A task that fails ends the others, which may have no result then: its error says why, so it goes before theirs.
+        """
+        if not self._sub_jobs:
+            return super().exception()
+        self.wait()
+        for one in sorted(self._sub_jobs, key=lambda one: not one.paths.result_pickle.exists()):
+            error = one.exception()
+            if error is not None:
+                return error
+        return None
 
     def _interrupt(self, timeout: bool = False) -> None:
         """Preempt the job, for tests: it checkpoints and runs again.
