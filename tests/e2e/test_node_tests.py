@@ -94,3 +94,6 @@ def test_a_drained_node_is_tested_as_it_is_and_stays_drained(phalanx):
     assert (node["cordon"]["why"], node["cordon"]["drain"], node["reserved"]) == ("a new fan", True, [])
     assert phalanx.json("show", waits)["job"]["state"] == "pending", "nobody else had the node"
     assert "tested" in phalanx("nodes", "show", "n0").stdout
+    phalanx("nodes", "test", "n0", "--undrain")
+    assert [one for one in phalanx.json("nodes") if one.get("cordon")] == []
+    phalanx.until(waits, "succeeded")

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
-from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, UserId
+from phalanx.core.fleet.node import Cordon
+from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, SupervisorId, UserId
 from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.state.events import CordonNode, EndReservation, PutReservation, UncordonNode
 from phalanx.core.state.plan import Placement
 from phalanx.core.state.records import NODES, RESERVATIONS
+from phalanx.core.state.reports import SupervisorRegistered
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.job import JobState, WaitReasonCode
@@ -451,3 +453,17 @@ def test_a_node_that_is_returned_meanwhile_or_cordoned_for_another_reason_keeps_
     unreserve(cluster)
     cluster.run(1.0)
     assert {name: one.why for name, one in cordons(cluster).items()} == {"n1": "its test failed"}
+
+
+def test_a_node_that_joins_out_of_service_is_cordoned_until_it_is_returned_and_not_again(alone):
+    out_of_service = Cordon(by="join", why="to be tested first", since_s=0.0)
+    joined = replace(make_node("n9", 4), cordon=out_of_service)
+
+    def registers(life):
+        alone.turn([SupervisorRegistered(node=joined, supervisor_id=SupervisorId(life), challenge=None)])
+        return alone.world.nodes[NodeId("n9")]
+
+    first = registers("n9-1")
+    assert first.cordon == replace(out_of_service, since_s=first.joined_s)
+    alone.request(UncordonNode(node_id=NodeId("n9"), by=UserId("op")))
+    assert registers("n9-2").cordon is None

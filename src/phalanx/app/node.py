@@ -7,6 +7,7 @@ Settings are environment variables. They are removed from the environment before
     PHALANX_NODE_LIFE     the supervisor's id, by which its engine reports its death to the head; random by default
     PHALANX_NODE_DIR      the node's folder: log, scratch
     PHALANX_NODE_TOKEN    its token for the head
+    PHALANX_NODE_CORDONED  1: a node that the head does not know yet takes no jobs until an operator returns it to service
     PHALANX_NODE_OFFERS   named amounts that the node offers, such as scratch=2TiB,nic=8
     PHALANX_NODE_VIRTUAL  virtual devices as `core.fleet.virtual_devices` writes them; 0 for the GPUs that NVML finds
     PHALANX_VIRTUAL_CPUS, PHALANX_VIRTUAL_MEMORY  what a virtual node claims to have; by default the machine's
@@ -41,7 +42,7 @@ from phalanx import __version__
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.mig import DeviceMig
-from phalanx.core.fleet.node import NO_FOREIGN_USAGE, ForeignUsage, Node, NodeState
+from phalanx.core.fleet.node import NO_FOREIGN_USAGE, Cordon, ForeignUsage, Node, NodeState
 from phalanx.core.fleet.virtual_devices import (
     MODEL_PREFIX,
     VIRTUAL_CPUS_MAX,
@@ -254,6 +255,9 @@ def _probe_of_engine_devices(given: dict[str, str], facts: NodeFacts) -> tuple[D
     return VirtualProbe(given[_KEPT], len(places), facts.memory_bytes // max(1, len(places))), bool(places)
 
 
+_JOINED_CORDONED: Final = Cordon(by="join", why="it joined out of service, to be tested first", since_s=0.0)
+
+
 def _settings(
     given: dict[str, str],
     facts: NodeFacts,
@@ -285,6 +289,7 @@ def _settings(
         supervisor_account=accounts.supervisor_account,
         foreign_usage=_foreign_usage(given),
         version=__version__,
+        cordon=_JOINED_CORDONED if given.get("PHALANX_NODE_CORDONED") else None,
     )
     access = HeadAccess(
         address=HeadAddress(

@@ -221,8 +221,14 @@ def _node_seen(context: StepContext, seen: NodeListed) -> None:
 def _merged(known: Node | None, hello: SupervisorRegistered, now_s: float) -> Node:
     """The node as its supervisor reports it, with the fields that only the head sets."""
     if known is None:
+        cordon = None if hello.node.cordon is None else replace(hello.node.cordon, since_s=now_s)
         return replace(
-            hello.node, state=NodeState.UP, supervisor_id=hello.supervisor_id, joined_s=now_s, changed_s=now_s
+            hello.node,
+            state=NodeState.UP,
+            supervisor_id=hello.supervisor_id,
+            cordon=cordon,
+            joined_s=now_s,
+            changed_s=now_s,
         )
     return replace(
         hello.node,

@@ -107,6 +107,7 @@ class LocalNode:
         virtual_model: the GPU that the slots stand in for, by its name in the fact tables; "" for none.
         virtual_mig: the slots can be divided by MIG.
         offers: named amounts that it offers, as `--offers` writes them.
+        cordoned: it takes no jobs from its first registration on until an operator returns it to service.
     """
 
     id: NodeId
@@ -114,6 +115,7 @@ class LocalNode:
     virtual_model: str = ""
     virtual_mig: bool = False
     offers: str = ""
+    cordoned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +219,7 @@ class Membership:
         devices: number of virtual devices, or of GPUs.
         settings: what the engine remembers of its admission; no secrets.
         offers: named amounts that it offers, as `--offers` writes them.
+        cordoned: it joined out of service, as for a test.
         heads: URLs of the other heads that share the store, comma-separated; its supervisor learns of later ones by itself.
     """
 
@@ -230,6 +233,7 @@ class Membership:
     settings: dict[str, str] = field(default_factory=dict)
     heads: str = ""
     offers: str = ""
+    cordoned: bool = False
 
 
 class EngineType:

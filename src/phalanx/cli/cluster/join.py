@@ -70,6 +70,7 @@ class _Head:
 @click.option(
     "--offers", metavar="NAME=N,...", help="What this server offers besides: scratch=2TiB,nic=8; off: nothing."
 )
+@click.option("--cordoned", is_flag=True, help="Take no jobs before an operator tests and undrains it.")
 @click.option("--foreground", is_flag=True, help="Run in the foreground, for a service manager.")
 @click.option(
     "--system", is_flag=True, help="Run the node as the system service phalanx-node; jobs run as their owners."
@@ -85,6 +86,7 @@ def join(
     address: str | None,
     virtual: int | None,
     offers: str | None,
+    cordoned: bool,
     foreground: bool,
     system: bool,
     systemd: bool,
@@ -123,8 +125,12 @@ def join(
     engine = engine_type(reply.engine)
     if offered and not engine.nodes_offer_extras:
         raise BadRequest(f"--offers cannot be used with the nodes of engine {engine.name}", hint="use --offers off")
+    if cordoned and not engine.nodes_offer_extras:
+        raise BadRequest(
+            f"--cordoned cannot be used with the nodes of engine {engine.name}", hint="join, then drain it on the head"
+        )
     settings = engine.prepare_member(folder, reply.settings)
-    joined = replace(joined, settings=settings, offers=offered)
+    joined = replace(joined, settings=settings, offers=offered, cordoned=cordoned)
     records.write(folder, joined, token=reply.token, ca_pem=where.ca_pem)
     if foreground:
         os.execv(sys.executable, _command(folder))  # noqa: S606  # no shell is wanted
@@ -375,7 +381,8 @@ def _wait_until_up(where: _Head, folder: str, joined: Membership, began_s: float
                     f"{joined.node_id} has joined {joined.url}: {joined.devices} {kind}, at {joined.address}, "
                     f"in {time.monotonic() - began_s:.1f} s"
                 )
-                print("next: phalanx nodes, on the head; phalanx down on this server leaves the cluster")
+                test = f"phalanx nodes test {joined.node_id} --undrain" if joined.cordoned else "phalanx nodes"
+                print(f"next: {test}, on the head; phalanx down on this server leaves the cluster")
                 return
         time.sleep(_POLL_S)
     reason = _last_log_line(folder)

@@ -50,6 +50,7 @@ _COLUMNS: Final = (
     "--threshold", default="30%", metavar="SHARE", show_default=True, help="Fail this far below the median of its kind."
 )
 @click.option("--no-drain", is_flag=True, help="Only report nodes that fail.")
+@click.option("--undrain", is_flag=True, help="Return cordoned nodes that do not fail to service.")
 @click.option("--history", "show_history", is_flag=True, help="Show earlier tests instead.")
 @click.option(
     "--python",
@@ -59,7 +60,14 @@ _COLUMNS: Final = (
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def test_command(
-    names: str, wait: bool, threshold: str, no_drain: bool, show_history: bool, python: str, as_json: bool
+    names: str,
+    wait: bool,
+    threshold: str,
+    no_drain: bool,
+    undrain: bool,
+    show_history: bool,
+    python: str,
+    as_json: bool,
 ) -> int:
     """Test nodes: matrix products, memory, and all-reduce within and between them; cordon those that fail.
 
@@ -86,7 +94,17 @@ def test_command(
     except CalibrationFailed as failed:
         return print_error(failed.message, failed.hint, failed.job_code)
     _print(found, as_json=as_json, every=False)
+    if undrain:
+        _return_to_service(head, [node.node for node in found if node.tests[-1].passed is not False])
     return _FAILED if any(test.passed is False for node in found for test in node.tests) else 0
+
+
+def _return_to_service(head: Client, names: Sequence[str]) -> None:
+    cordoned = {str(node.id) for node in head.nodes() if _is_cordoned(node)}
+    for name in names:
+        if name in cordoned:
+            head.undrain(name)
+            print(f"{name} is in service", file=sys.stderr)
 
 
 def last_test_line(node: NodeTestsView, now_s: float) -> str:

@@ -51,6 +51,7 @@ def _supervisor_engine(folder: str, membership: Membership) -> LocalEngine:
                 id=membership.node_id,
                 virtual_devices=membership.devices if membership.virtual else 0,
                 offers=membership.offers,
+                cordoned=membership.cordoned,
             )
         ],
         environment=lambda: {

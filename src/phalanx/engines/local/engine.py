@@ -298,6 +298,7 @@ class LocalEngine:
                 VirtualDevices(count=node.virtual_devices, model=node.virtual_model, mig=node.virtual_mig)
             ),
             "PHALANX_NODE_OFFERS": node.offers,
+            "PHALANX_NODE_CORDONED": "1" if node.cordoned else "",
             "PHALANX_NODE_TOKEN": self.token_of(node.id),
         }
         left = records.read(folder)
