@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from phalanx.executor import journal as journals
+from phalanx.executor.broker import _journal_path
 from phalanx.executor.dispatcher import Dispatcher, Task
 from phalanx.executor.frames import (
     BODY_BYTES_MAX,
@@ -32,6 +33,7 @@ from phalanx.executor.frames import (
 )
 from phalanx.executor.futures import TaskFuture
 from phalanx.executor.journal import Journal
+from phalanx.wire.rank import LOCAL_CHECKPOINTS_VARIABLE
 
 DIGEST = b"0123456789abcdef"
 
@@ -127,6 +129,15 @@ def test_a_long_journal_is_written_anew_without_what_was_delivered(tmp_path, mon
     assert split_result(made.result(1)[HEADER_BYTES:])[1] == 3
     made.add_result(4, result_frame(2, 4, ResultStatus.VALUE, 0, 0.5, b"four"))
     assert split_result(made.result(2)[HEADER_BYTES:])[1] == 4
+
+
+def test_the_journal_lasts_where_nodes_share_the_heads_folder_and_is_not_copied_to_it_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("PHALANX_OUTPUT_DIR", str(tmp_path))
+    monkeypatch.setenv("PHALANX_NODE_RANK", "3")
+    monkeypatch.delenv(LOCAL_CHECKPOINTS_VARIABLE, raising=False)
+    assert _journal_path("/scratch") == f"{tmp_path}/.executor-3"
+    monkeypatch.setenv(LOCAL_CHECKPOINTS_VARIABLE, "1")
+    assert _journal_path("/scratch") == "/scratch/.executor"
 
 
 # ---- the dispatcher ---------------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from phalanx.executor.frames import (
 from phalanx.executor.journal import Journal
 from phalanx.executor.relay import PAGE, SOCKET
 from phalanx.executor.worker import Worker, result_path
+from phalanx.wire.rank import LOCAL_CHECKPOINTS_VARIABLE
 
 IDLE_S: Final = 600.0  # without an Executor and without tasks, the job ends
 _OUT_BYTES_MAX: Final = 1 << 20  # to the client; results beyond it wait in the journal
@@ -448,8 +449,11 @@ def _how_it_ended(status: int) -> str:
 
 
 def _journal_path(folder: str) -> str:
-    """Return a path that a later attempt of the job finds again, where its nodes see the same output folder."""
-    output = os.environ.get("PHALANX_OUTPUT_DIR", "")
+    """Return a path that a later attempt of the job finds again, where its nodes see the head's output folder.
+
+    Elsewhere a copy of the output folder goes to the head while the job runs: the journal would go there again and again.
+    """
+    output = "" if os.environ.get(LOCAL_CHECKPOINTS_VARIABLE) else os.environ.get("PHALANX_OUTPUT_DIR", "")
     rank = os.environ.get("PHALANX_NODE_RANK", "0")
     if output and os.access(output, os.W_OK):
         return os.path.join(output, f".executor-{rank}")

@@ -100,6 +100,7 @@ class Executor(BaseExecutor):
         self._links: dict[int, BrokerLink] = {}
         self._manager: threading.Thread | None = None
         self._epoch = 0
+        self._trouble = ""
         _live.add(self)
 
     @classmethod
@@ -266,6 +267,7 @@ class Executor(BaseExecutor):
             except (Unreachable, TryLater, Conflict, NotFound) as error:
                 if self._broken is not None or isinstance(error, NotFound):
                     raise
+                self._trouble = error.message
             if time.monotonic() > tell_at:
                 tell_at = float("inf")
                 self._tell_waiting()
@@ -278,6 +280,8 @@ class Executor(BaseExecutor):
             job = _look(self._client, self._job_id)
             if job.state == "pending":
                 _log.warning("job %s of the Executor waits: %s", job.id, job.detail)
+            elif self._trouble:
+                _log.warning("not all nodes of job %s are connected: %s", job.id, self._trouble)
 
     def _wait(self, limit_s: float) -> None:
         """Wait for a lost connection, the end of all tasks, or a while."""
