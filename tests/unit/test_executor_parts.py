@@ -147,7 +147,7 @@ class PlayedLink:
     """The connection to one broker, which a test plays."""
 
     def __init__(self, rank):
-        self.rank, self.sent = rank, []
+        self.rank, self.sent, self.welcomed = rank, [], False
 
     def send(self, *frames):
         for data in frames:

@@ -107,7 +107,7 @@ class NodesApi(ApiCalls):
             "queues": list(queues),
             "maintenance": maintenance,
             "why": why,
-            "open_cordoned": open_cordoned,
+            **({"open_cordoned": True} if open_cordoned else {}),
         }
         path = f"/v1/reservations/{id_path_segment('reservation', reservation_id)}"
         return decode_record(self._put(path, body), api.ReservationReply).reservation

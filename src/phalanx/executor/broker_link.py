@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -47,6 +48,8 @@ class BrokerLink:
         hello: tuple[str, int],
     ) -> None:
         self.rank = rank
+        self.opened_s = time.monotonic()
+        self.welcomed = False  # the broker has answered
         self._changed = threading.Condition()
         self._queue: deque[bytes] = deque()
         self._over = False

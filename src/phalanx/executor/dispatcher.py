@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import InvalidStateError
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from phalanx.executor.broker_link import BrokerLink
 from phalanx.executor.frames import (
@@ -55,8 +54,8 @@ class Task:
 class _Fetch:
     """A large result on its way. `asked`: offset up to which it was asked for."""
 
-    file: IO[bytes]
     total: int
+    pieces: list[bytes] = field(default_factory=list)
     asked: int = 0
     received: int = 0
     worker: int = 0
@@ -256,6 +255,7 @@ class Dispatcher:
 
     def _on_welcome(self, node: _Node, link: BrokerLink, welcome: dict[str, Any]) -> None:
         again = welcome["run"] == node.run
+        link.welcomed = True
         node.link, node.workers = link, max(1, welcome["workers"])
         node.told = welcome["results"]
         accepted = welcome["accepted"] if again else 0
@@ -323,8 +323,7 @@ class Dispatcher:
         future.node, future.worker, future.seconds = node.name, worker, seconds
         if status is ResultStatus.FILE:
             self._expected[number] = future
-            file = tempfile.TemporaryFile(prefix="phalanx-result-")  # noqa: SIM115  # closed once it is whole
-            fetch = node.fetches[number] = _Fetch(file, int.from_bytes(payload, "big"))
+            fetch = node.fetches[number] = _Fetch(int.from_bytes(payload, "big"))
             self._ask_pieces(node, number, fetch)
             return
         self._forget(number)
@@ -348,13 +347,15 @@ class Dispatcher:
             error = WorkerDied(f"the large result of task {number} is not on {node.name} any more")
             done.append(partial(_complete, self._finished(number), error=error))
             return
-        fetch.file.write(data)
+        fetch.pieces.append(data)
         fetch.received += len(data)
         if fetch.received < total:
             self._ask_pieces(node, number, fetch)
             return
         del node.fetches[number]
-        done.append(partial(_complete_from, self._finished(number), fetch.file))
+        finished = self._finished(number)
+        if finished is not None:
+            done.append(partial(_complete_with, finished, ResultStatus.VALUE, b"".join(fetch.pieces)))
 
     def _finished(self, number: int) -> TaskFuture | None:
         future = self._expected.get(number)
@@ -432,14 +433,3 @@ def _complete_with(future: TaskFuture, status: ResultStatus, payload: bytes) -> 
         _complete(future, error=raised)
     else:
         _complete(future, value)
-
-
-def _complete_from(future: TaskFuture | None, file: IO[bytes]) -> None:
-    with file:
-        file.seek(0)
-        try:
-            value = pickle.load(file)  # noqa: S301
-        except BaseException as error:  # noqa: BLE001
-            _complete(future, error=error)
-            return
-    _complete(future, value)

@@ -42,6 +42,7 @@ _POLL_MAX_S: Final = 0.5
 _CHECK_S: Final = 5.0  # whether the job still runs, while all nodes are connected
 _CLOSE_S: Final = 10.0  # for the job to end by itself
 _CONNECTING_MAX: Final = 8  # nodes at a time
+_WELCOME_S: Final = 10.0  # for a broker to answer; it starts within a second
 _TELL_S: Final = 10.0  # after which a job that waits is told, with the reason
 _RETRY: Final = 20  # attempts: a node that dies takes all workers with it
 
@@ -311,6 +312,9 @@ class Executor(BaseExecutor):
             for link in list(self._links.values()):
                 link.close()
             self._dispatcher.set_nodes(job.nodes)
+        for link in list(self._links.values()):
+            if not link.welcomed and time.monotonic() - link.opened_s > _WELCOME_S:
+                link.close()  # the command was lost on its way: another connection is made
         missing = [rank for rank in range(len(job.nodes)) if rank not in self._links]
         with ThreadPoolExecutor(max_workers=_CONNECTING_MAX) as opening:
             list(opening.map(self._open, missing))

@@ -11,10 +11,11 @@ from phalanx.api.auth.authenticator import authorize_job, reauthorize
 from phalanx.api.http.errors import SlowBody
 from phalanx.api.http.routing import RouteTable
 from phalanx.api.live.exec_relay import ExecRelay, check_terminal_size, decode_frame
-from phalanx.api.runtime import caller_of, reauthorize_caller, runtime_of
-from phalanx.core.errors import BadRequest, Conflict
+from phalanx.api.runtime import ApiRuntime, caller_of, reauthorize_caller, runtime_of
+from phalanx.controller.leases import UnknownSupervisor
+from phalanx.core.errors import BadRequest, Conflict, TryLater
 from phalanx.core.hints import Hint, HintCode
-from phalanx.core.ids import JobId
+from phalanx.core.ids import JobId, NodeId
 from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.users import Action
@@ -59,6 +60,7 @@ async def run_exec(websocket: WebSocket) -> None:
     still = reauthorize(runtime.authenticator, services.store, caller, Action.CHANGE_OWN, job_id)
     still()
     supervisor = services.controller.supervisor_of(node_id, job_id, attempt.epoch)
+    _check_registered(runtime, supervisor)
     session = runtime.sessions.open(
         user=caller.user, job_id=job_id, supervisor=supervisor, rows=body.rows, cols=body.cols
     )
@@ -78,6 +80,20 @@ async def run_exec(websocket: WebSocket) -> None:
         await ExecRelay(runtime, websocket, session, still).run()
     finally:
         runtime.sessions.remove(session)
+
+
+def _check_registered(runtime: ApiRuntime, supervisor: NodeId) -> None:
+    """Check that the supervisor would get the command: after a restart of the head it gets only what comes after its registration.
+
+    Raises:
+        TryLater: it has not registered with this head yet.
+    """
+    try:
+        runtime.supervisors.require(supervisor)
+    except UnknownSupervisor as error:
+        raise TryLater(
+            f"node {supervisor} has not registered since the head started", hint="try again in a few seconds"
+        ) from error
 
 
 async def _read_body(websocket: WebSocket, limit_s: float) -> ExecBody:
