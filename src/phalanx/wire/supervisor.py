@@ -177,6 +177,19 @@ class JobSample(msgspec.Struct, frozen=True, kw_only=True):
     memory_peak_bytes: int
 
 
+class StagingSample(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a member is that stages the dataset `name` now. `from_*_bytes`: what came from there in this run."""
+
+    job_id: JobId
+    epoch: Epoch
+    name: str
+    done_bytes: int
+    total_bytes: int
+    rate_bytes_per_s: float
+    from_source_bytes: int = 0
+    from_peers_bytes: int = 0
+
+
 class EnergyReading(msgspec.Struct, frozen=True, kw_only=True):
     """The energy that a meter has counted, in millijoules, at a moment of the node's boot clock.
 
@@ -213,6 +226,7 @@ class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):
     disk_free_bytes: int = 0
     every_s: float = 1.0
     jobs: list[JobSample] = []
+    staging: list[StagingSample] = []
     energy: list[EnergyReading] = []
     sent_ns: int = 0
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.fleet.fitness import BadLink
+from phalanx.core.work.data_sources import DataMode
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.share import DeviceShare, ShareKind
 from phalanx.node.files import workdir_upload
@@ -45,6 +46,7 @@ from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.mpi.mpi_rank import agent_path
 from phalanx.node.prepare import (
     container_images,
+    data_staging,
     package_install,
     path_probe,
     resume_checkpoint,
@@ -128,6 +130,7 @@ class NodeServices:
             devices=self.visible_devices(member),
             virtual=self.virtual,
             mps=member.mps,
+            data=member.data,
             folders=MemberFolders(
                 hostfile=scratch.hostfile,
                 page=scratch.page,
@@ -252,6 +255,7 @@ def _prepare(member: MemberRuntime, services: NodeServices) -> tuple[PublishedCh
         _bring_files,
         _join_mps,
         _make_slices,
+        _bring_data,
         _bring_image,
         _bring_packages,
         _check_command,
@@ -399,6 +403,22 @@ def _join_mps(member: MemberRuntime, services: NodeServices) -> None:
 
 def _make_slices(member: MemberRuntime, services: NodeServices) -> None:
     hold_slices(member, services.slices, services.devices)
+
+
+def _bring_data(member: MemberRuntime, services: NodeServices) -> None:
+    """Stage the datasets, before a container is made that mounts them."""
+    spec = member.prepare.spec
+    if not spec.data:
+        return
+    if spec.data_mode is DataMode.STAGE:
+        _open(member, services)
+    data_staging.provide(
+        member,
+        cache=services.cache_folder(member),
+        limit=services.base.get(data_staging.LIMIT_VARIABLE, ""),
+        variables=environment.setup_environment(member.prepare, member.grant, services.node_view(member)),
+        open_output=lambda: services.open_supervisor_output(member),
+    )
 
 
 def _bring_image(member: MemberRuntime, services: NodeServices) -> None:

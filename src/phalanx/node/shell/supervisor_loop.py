@@ -82,7 +82,7 @@ from phalanx.node.member.rank_reports import RankReport
 from phalanx.node.member.scratch import scratch_of
 from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.power.limit_keeper import PowerLimitKeeper
-from phalanx.node.prepare import container_images, member_preparation
+from phalanx.node.prepare import container_images, data_staging, member_preparation
 from phalanx.node.prepare.hook_runner import OperatorHooks
 from phalanx.node.prepare.member_preparation import NodeServices
 from phalanx.node.prepare.mps_daemons import MpsDaemons
@@ -176,6 +176,7 @@ class SupervisorLoop:
             indices_known=lambda: settings.seat is None or bool(self._numbers),
             renew_interval_s=lambda: self._renewer.renew_in_s,
             job_samples=JobUsageProbe(self._presents.all).sample,
+            staging=lambda: [one for member in self._presents.all() if (one := data_staging.progress_of(member))],
             on_xids=self._watch.kernel_log.add_xids,
         )
         self._memory_watch = MemoryWatch(
@@ -349,7 +350,7 @@ class SupervisorLoop:
             self._inbox.put(member_preparation.prepare_member(member, self._services))
 
         spec = order.spec
-        slow = bool(spec.setup or spec.image or spec.requirements or spec.upload or self._hooks.may_run)
+        slow = bool(spec.setup or spec.image or spec.requirements or spec.upload or spec.data or self._hooks.may_run)
         self._work.submit(_lane(action.key), work, slow=slow)
 
     def _do_work(self, action: SpawnTasks | DrainOutput) -> None:

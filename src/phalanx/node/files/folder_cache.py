@@ -1,10 +1,10 @@
-"""Virtual environments with jobs' packages on this node: one folder per name, complete or absent, kept while in use, evicted by last use.
+"""Cached folders of one kind on this node (environments with jobs' packages, datasets): complete or not, kept while in use, evicted by last use.
 
-    <cache>/venvs/<name>/               an environment; complete once `.phalanx-complete` is in it
-    <cache>/venvs/locks/<name>.making   held by the process that creates it; others wait
-    <cache>/venvs/locks/<name>.used     shared by the supervisors of attempts that run in it: no sweep removes it
+    <cache>/<kind>/<name>/               a folder; complete once `.phalanx-complete` is in it
+    <cache>/<kind>/locks/<name>.making   held by the process that creates it; others wait
+    <cache>/<kind>/locks/<name>.used     shared by the supervisors of attempts that use it: no sweep removes it
 
-The locks are flock(2): they end with their process. Both the installing program and the supervisor use this module; neither trusts the other.
+The locks are flock(2): they end with their process. Both the creating program and the supervisor use this module; neither trusts the other.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _LOCKS: Final = "locks"
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class VenvCache:
+class FolderCache:
     """See the module. Creating an instance creates no files."""
 
-    def __init__(self, cache: str) -> None:
-        self.folder = os.path.join(cache, "venvs")
+    def __init__(self, cache: str, kind: str = "venvs") -> None:
+        self.folder = os.path.join(cache, kind)
 
     def path(self, name: str) -> str:
         """Its folder, which may not exist."""
@@ -112,7 +112,7 @@ class VenvCache:
                 os.sync()
         finally:
             os.close(folder)
-        replace_file("", self._marker(name), json.dumps({"bytes": _size_bytes(path)}).encode())
+        replace_file("", self._marker(name), json.dumps({"bytes": size_on_disk(path)}).encode())
 
     def sweep(self, bytes_max: int = VENVS_BYTES_MAX) -> list[str]:
         """Remove the least recently used until the rest fits, and unfinished ones; returns their names. Those in use stay."""
@@ -165,8 +165,8 @@ class VenvCache:
         return os.open(os.path.join(locks, f"{name}.{kind}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def _size_bytes(path: str) -> int:
-    """The folder's size on disk; a file with several names is counted once per name."""
+def size_on_disk(path: str) -> int:
+    """The folder's size on disk; a file with several names is counted once per name, a sparse one as far as it is written."""
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:
