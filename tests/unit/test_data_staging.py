@@ -189,7 +189,14 @@ def server():
 def order(tmp_path, *sources):
     path = tmp_path / "order"
     names = {"answer": str(tmp_path / "answer"), "progress": str(tmp_path / "progress")}
-    request = {"sources": sources, "cache": str(tmp_path / "cache"), "bytes_max": 1 << 30, "rank": 0, "nodes": 1}
+    request = {
+        "sources": sources,
+        "cache": str(tmp_path / "cache"),
+        "bytes_max": 1 << 30,
+        "rank": 0,
+        "nodes": 1,
+        "peers": "",
+    }
     path.write_text(json.dumps({**request, **names}))
     return str(path)
 

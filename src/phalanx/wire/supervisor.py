@@ -7,6 +7,7 @@
     POST streams    StreamsRequest -> StreamsReply   log and step bytes by offset; answered once durable
     POST samples    SamplesRequest -> 204            in memory only
     GET  blobs/{sha256}            -> bytes          an uploaded working directory
+    POST data                      -> DataPeersReply nodes that have chunks of datasets: wire.data_peers
     storage, checkpoints, outputs                    for nodes that do not share the head's folders: wire.stored_files
     GET  exec/{session}/input?after=N&signals=K&wait_s=20 -> ExecInput
     POST exec/{session}/output     ExecOutput        -> 204

@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 from phalanx.node.data.sources import DataSource, SourceUnavailable
@@ -25,6 +26,8 @@ _SOURCE_READS_MAX: Final = 16  # of all nodes together: more would all end at th
 _WINDOW_S: Final = 5.0  # over which the rate is measured
 _PAUSE_S: Final = 0.1
 _REPORT_S: Final = 0.5
+_FIRST_POLL_S: Final = 2.0  # before the source is read: a peer may have all of it
+_GONE_S: Final = 1.0  # until a peer that did not answer is asked again
 
 
 class PeerGone(Exception):
@@ -83,6 +86,8 @@ class Staging:
     _requests: Counter[str] = field(default_factory=Counter)
     _bad: dict[int, set[str]] = field(default_factory=dict)
     _polled: bool = False
+    _own: deque[int] = field(default_factory=deque)
+    _answered: set[str] = field(default_factory=set)
     _error: Exception | None = None
     _from_source: int = 0
     _from_peers: int = 0
@@ -98,6 +103,7 @@ class Staging:
         """
         self._left = set(self.stored.missing())
         self._waiting = set(self._left)
+        self._own = deque(index for index in sorted(self._left) if index % self.nodes == self.rank)
         began_s = time.monotonic()
         self._heard_s = dict.fromkeys(range(self.nodes), began_s)
         readers = (
@@ -105,7 +111,7 @@ class Staging:
             if self.nodes == 1
             else max(1, min(self.source.threads, _SOURCE_READS_MAX // self.nodes))
         )
-        works = [self._read_source] * readers + [self._read_peers] * _PEER_THREADS + [self._poll_peers]
+        works = [self._read_source] * readers + [self._read_peers] * _PEER_THREADS + [self._watch_peers]
         threads = [threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in works]
         if self._left:
             for thread in threads:
@@ -134,7 +140,7 @@ class Staging:
 
     def _read_source(self) -> None:
         while not self._over:
-            index = self._take(self._next_of_source)
+            index = self._next_of_source()
             if index is None:
                 time.sleep(_PAUSE_S)
                 continue
@@ -162,25 +168,22 @@ class Staging:
 
     def _read_peers(self) -> None:
         while not self._over:
-            index = self._take(self._next_of_peers)
-            if index is None:
+            found = self._next_of_peers()
+            if found is None:
                 time.sleep(_PAUSE_S)
                 continue
-            peer = self._choose(index)
-            if peer is None:
-                self._give_back(index)
-                continue
+            peer, index, digest = found
             try:
                 data = peer.read(index)
-                self.stored.put(index, data, expected=peer.digests[index])
+                self.stored.put(index, data, expected=digest)
             except ChunkCorrupt as error:
                 self.say(f"node {peer.name}: {error}; it is read elsewhere")
                 with self._lock:
                     self._bad.setdefault(index, set()).add(peer.name)
                 self._give_back(index)
-            except (PeerGone, KeyError) as error:
-                peer.digests.pop(index, None)
+            except PeerGone as error:
                 self.say(f"node {peer.name}: {error}")
+                peer.digests.pop(index, None)
                 self._give_back(index)
             else:
                 self._from_peers += len(data)
@@ -189,66 +192,83 @@ class Staging:
                 with self._lock:
                     self._requests[peer.name] -= 1
 
-    def _poll_peers(self) -> None:
+    def _watch_peers(self) -> None:
+        """Start a poll of each peer that appears."""
         while not self._over:
+            found = {peer.name: peer for peer in self.peers()}
+            fresh = [peer for name, peer in found.items() if self._known.get(name) is not peer]
             with self._lock:
-                self._known = {peer.name: peer for peer in self.peers()}
-            for peer in list(self._known.values()):
-                try:
-                    news = peer.poll()
-                except PeerGone:
-                    continue
-                if news and peer.rank is not None:
+                self._known = found
+            polls = [
+                threading.Thread(target=self._guarded, args=(partial(self._poll, peer),), daemon=True) for peer in fresh
+            ]
+            for poll in polls:
+                poll.start()
+            if not self._polled:
+                until_s = time.monotonic() + _FIRST_POLL_S
+                while (
+                    any(peer.name not in self._answered for peer in fresh)
+                    and time.monotonic() < until_s
+                    and not self._over
+                ):
+                    time.sleep(_PAUSE_S / 10)
+                self._polled = True
+            time.sleep(_PAUSE_S)
+
+    def _poll(self, peer: Peer) -> None:
+        while not self._over and self._known.get(peer.name) is peer:
+            try:
+                if peer.poll() and peer.rank is not None:
                     self._heard_s[peer.rank] = time.monotonic()
-            self._polled = True
+            except PeerGone:
+                time.sleep(_GONE_S)
+            self._answered.add(peer.name)
             time.sleep(_PAUSE_S)
 
     # ------------------------------------------------------------------------------------------------------ choices
 
-    def _take(self, choose: Callable[[], int | None]) -> int | None:
+    def _next_of_source(self) -> int | None:
+        """Take the next chunk of our part that no peer has; else one of a silent node, from a random place, since others do the same."""
         with self._lock:
-            index = choose()
-            if index is not None:
-                self._left.discard(index)
+            while self._polled and self._own:
+                index = self._own.popleft()
+                if index in self._left and not self._holders(index):
+                    self._left.discard(index)
+                    return index
+            if not self._polled:
+                return None
+            now_s = time.monotonic()
+            silent = {rank for rank, heard_s in self._heard_s.items() if now_s - heard_s > _SILENT_S}
+            orphans = [
+                index
+                for index in self._left
+                if (index % self.nodes in silent or index in self._bad) and not self._holders(index)
+            ]
+            if not orphans:
+                return None
+            index = random.choice(orphans)
+            self._left.discard(index)
             return index
+
+    def _next_of_peers(self) -> tuple[Peer, int, bytes] | None:
+        """Take a random chunk of the peer with the fewest requests that has one."""
+        with self._lock:
+            peers = list(self._known.values())
+            random.shuffle(peers)
+            for peer in sorted(peers, key=lambda one: self._requests[one.name]):
+                held = [
+                    index for index in peer.digests.keys() & self._left if peer.name not in self._bad.get(index, ())
+                ]
+                if held:
+                    index = random.choice(held)
+                    self._left.discard(index)
+                    self._requests[peer.name] += 1
+                    return peer, index, peer.digests[index]
+        return None
 
     def _give_back(self, index: int) -> None:
         with self._lock:
             self._left.add(index)
-
-    def _next_of_source(self) -> int | None:
-        """The first chunk of our part that no peer has; else one of a silent node, from a random place, since others do the same."""
-        if not self._polled:
-            return None
-        own = min(
-            (index for index in self._left if index % self.nodes == self.rank and not self._holders(index)),
-            default=None,
-        )
-        if own is not None:
-            return own
-        now_s = time.monotonic()
-        silent = {rank for rank, heard_s in self._heard_s.items() if now_s - heard_s > _SILENT_S}
-        orphans = [
-            index
-            for index in self._left
-            if (index % self.nodes in silent or index in self._bad) and not self._holders(index)
-        ]
-        return random.choice(orphans) if orphans else None
-
-    def _next_of_peers(self) -> int | None:
-        held = {index for peer in self._known.values() for index in peer.digests.keys() & self._left}
-        usable = [index for index in held if self._holders(index)]
-        return random.choice(usable) if usable else None
-
-    def _choose(self, index: int) -> Peer | None:
-        with self._lock:
-            holders = self._holders(index)
-            if not holders:
-                return None
-            random.shuffle(holders)
-            peer = min(holders, key=lambda one: self._requests[one.name])
-            self._requests[peer.name] += 1
-            return peer
 
     def _holders(self, index: int) -> list[Peer]:
         bad = self._bad.get(index, ())

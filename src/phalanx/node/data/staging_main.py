@@ -2,7 +2,7 @@
 
 Started by `prepare.data_staging` inside the member's containment and under its account, so that it reads what the job may read. Its output goes
 to the job's log, its result into the answer file: {"paths": {name: [dataset, path below its files]}} or {"why": text, "charge": bool}.
-ORDER is JSON: sources, cache, bytes_max, rank, nodes, answer, progress.
+ORDER is JSON: sources, cache, bytes_max, rank, nodes, answer, progress, peers (a file that the supervisor writes).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Final
 from phalanx.core.units import format_bytes, format_duration
 from phalanx.durable_files import replace_file
 from phalanx.node.data.dataset_cache import DatasetCache, NoRoom
+from phalanx.node.data.peer_link import PeerFile
 from phalanx.node.data.source_opener import open_source
 from phalanx.node.data.sources import DataSource, SourceUnavailable
 from phalanx.node.data.staging import Staging, StagingProgress
@@ -109,6 +110,7 @@ def _bring(order: dict[str, Any], name: str, source: DataSource, dataset: Datase
             source=source,
             rank=order["rank"],
             nodes=order["nodes"],
+            peers=PeerFile(order["peers"], dataset.id),
             on_progress=_Reporter(order, name),
             say=_print,
         )

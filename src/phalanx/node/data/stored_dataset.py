@@ -2,6 +2,7 @@
 
     <dataset>/files/...   sparse files while chunks are missing, read-only once all are here
     <dataset>/chunks      the journal: for each chunk its index and SHA-256, appended once its bytes are written
+    <dataset>/dataset.json  what the source listed
     <dataset>/boot        the boot of the machine in which the journal was written
     <dataset>/stat        what the complete files look like, to find one that was changed
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import struct
 import threading
@@ -20,9 +22,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from phalanx.durable_files import replace_file
-from phalanx.node.logic.dataset import Dataset
+from phalanx.node.logic.dataset import DataFile, Dataset, DatasetInvalid
 
 RECORD: Final = struct.Struct(">I32s")  # index and SHA-256 of a chunk
+_LIST: Final = "dataset.json"
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
 
@@ -36,8 +39,8 @@ class StoredDataset:
     `digests`: SHA-256 of the chunks that are here, by index.
     """
 
-    def __init__(self, folder: str, dataset: Dataset) -> None:
-        """Make the folders and empty files, and read the journal.
+    def __init__(self, folder: str, dataset: Dataset, *, writes: bool = True) -> None:
+        """Make the folders and empty files, and read the journal; without `writes` nothing is made, and only `read` and `journal` work.
 
         Raises:
             OSError: the disk failed.
@@ -49,7 +52,10 @@ class StoredDataset:
         self._journal = os.path.join(folder, "chunks")
         self._lock = threading.Lock()
         self._descriptor = -1
+        if not writes:
+            return
         self._make_files()
+        self._write_list()
         self._read_journal()
         self._descriptor = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
@@ -106,6 +112,16 @@ class StoredDataset:
                 data += os.pread(file.fileno(), piece.size_bytes, piece.offset)
         return bytes(data)
 
+    def journal(self, after: int, bytes_max: int) -> bytes:
+        """The journal from a byte on, at most so much of it.
+
+        Raises:
+            OSError: it is not here.
+        """
+        with open(self._journal, "rb") as file:
+            file.seek(after)
+            return file.read(bytes_max)
+
     def verify(self) -> list[int]:
         """Hash all chunks again; those that do not match are missing from now on, and returned.
 
@@ -149,6 +165,14 @@ class StoredDataset:
             finally:
                 os.close(descriptor)
 
+    def _write_list(self) -> None:
+        """Write what the server for other nodes needs to find the chunks in the files."""
+        path, dataset = os.path.join(self.folder, _LIST), self.dataset
+        if not os.path.exists(path):
+            files = [[file.path, file.size_bytes, file.version] for file in dataset.files]
+            record = {"source": dataset.source, "single": dataset.single, "files": files}
+            replace_file("", path, json.dumps(record).encode())
+
     def _read_journal(self) -> None:
         boot = read_text(_BOOT_ID)
         with contextlib.suppress(FileNotFoundError), open(self._journal, "rb") as file:
@@ -176,6 +200,22 @@ class StoredDataset:
 
     def _path(self, index: int) -> str:
         return os.path.join(self.files, self.dataset.files[index].path)
+
+
+def open_reader(folder: str) -> StoredDataset:
+    """A dataset for reading, as another process stores it.
+
+    Raises:
+        OSError: it is not here.
+        ValueError: its list is damaged.
+    """
+    with open(os.path.join(folder, _LIST), "rb") as file:
+        found = json.loads(file.read())
+    try:
+        files = [DataFile(path, size, version) for path, size, version in found["files"]]
+        return StoredDataset(folder, Dataset(found["source"], files, single=found["single"]), writes=False)
+    except (DatasetInvalid, KeyError, TypeError) as error:
+        raise ValueError(f"{folder}: {error}") from error
 
 
 def is_unchanged(folder: str, dataset: Dataset) -> bool:

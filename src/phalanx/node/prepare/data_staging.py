@@ -20,6 +20,7 @@ from phalanx.node.files.job_accounts import acting_as, open_for_writing
 from phalanx.node.files.preparation_error import PreparationFailed
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.prepare.cached_folders import hold_folder, read_answer
+from phalanx.node.prepare.data_server import DataServers
 from phalanx.node.prepare.setup_runner import DATA_TASK, run_setup_command
 from phalanx.wire.supervisor import StagingSample
 
@@ -30,7 +31,13 @@ _PROGRESS_BYTES_MAX: Final = 4096
 
 
 def provide(
-    member: MemberRuntime, *, cache: str, limit: str, variables: Mapping[str, str], open_output: Callable[[], int]
+    member: MemberRuntime,
+    *,
+    cache: str,
+    limit: str,
+    servers: DataServers,
+    variables: Mapping[str, str],
+    open_output: Callable[[], int],
 ) -> None:
     """Set `member.data` to what the ranks get for each dataset.
 
@@ -38,6 +45,7 @@ def provide(
         member: its processes must be open, if datasets are copied.
         cache: the node's cache folder.
         limit: of the datasets' bytes as the operator wrote it; "" for the default.
+        servers: of chunks, for other nodes.
         variables: the environment of the program, with the job's credentials.
         open_output: as in `run_setup_command`.
 
@@ -52,7 +60,7 @@ def provide(
         case DataMode.MOUNT:
             member.data = tuple((name, _visible(member, name, source)) for name, source in spec.data)
         case DataMode.STAGE:
-            member.data = _staged(member, cache, limit, variables, open_output)
+            member.data = _staged(member, cache, limit, servers, variables, open_output)
 
 
 def progress_of(member: MemberRuntime) -> StagingSample | None:
@@ -77,11 +85,16 @@ def _visible(member: MemberRuntime, name: str, source: str) -> str:
 
 
 def _staged(
-    member: MemberRuntime, cache: str, limit: str, variables: Mapping[str, str], open_output: Callable[[], int]
+    member: MemberRuntime,
+    cache: str,
+    limit: str,
+    servers: DataServers,
+    variables: Mapping[str, str],
+    open_output: Callable[[], int],
 ) -> tuple[tuple[str, str], ...]:
     spec = member.prepare.spec
-    answer, order, progress = (
-        os.path.join(member.scratch.path, f"data.{end}") for end in ("json", "order", "progress")
+    answer, order, progress, peers = (
+        os.path.join(member.scratch.path, f"data.{end}") for end in ("json", "order", "progress", "peers")
     )
     datasets = DatasetCache(cache)
     with acting_as(member.account):
@@ -91,15 +104,17 @@ def _staged(
                 "sources": spec.data,
                 "cache": cache,
                 "bytes_max": parse_memory_bytes(limit) if limit else 0,
-                "rank": 0,
-                "nodes": 1,
+                "rank": member.grant.node_rank,
+                "nodes": len(member.prepare.allocation.grants),
+                "peers": peers,
             }
             json.dump({**request, "answer": answer, "progress": progress}, out)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(answer)  # of a failed try
     member.staging = progress
     try:
-        run_setup_command(member, DATA_TASK, (*_PROGRAM, order), variables, open_output, cwd="/")
+        with servers.share(member, cache, peers):
+            run_setup_command(member, DATA_TASK, (*_PROGRAM, order), variables, open_output, cwd="/")
     finally:
         member.staging = ""
     with acting_as(member.account):

@@ -52,6 +52,7 @@ from phalanx.node.prepare import (
     resume_checkpoint,
 )
 from phalanx.node.prepare.command_check import check_program_and_script
+from phalanx.node.prepare.data_server import DataServers
 from phalanx.node.prepare.hook_runner import OperatorHooks
 from phalanx.node.prepare.member_slices import hold_slices
 from phalanx.node.prepare.mps_daemons import MpsDaemons, MpsUnavailable
@@ -95,6 +96,7 @@ class NodeServices:
         mps: the daemons of shared devices.
         slices: makes and removes MIG slices; None if no device can be divided.
         hooks: the programs of the node's operator.
+        data_servers: serve chunks of datasets to other nodes.
         clock_offset_s: how far our wall clock is ahead of the head's.
         accounts: the account policy; its `folder` holds the files of other accounts' jobs, `folder` here holds ours.
     """
@@ -119,6 +121,7 @@ class NodeServices:
     slices: SliceKeeper | None
     clock_offset_s: Callable[[], float]
     hooks: OperatorHooks
+    data_servers: DataServers
     folder: str = ""
     accounts: JobAccountPolicy = SINGLE_ACCOUNT
 
@@ -415,6 +418,7 @@ def _bring_data(member: MemberRuntime, services: NodeServices) -> None:
     data_staging.provide(
         member,
         cache=services.cache_folder(member),
+        servers=services.data_servers,
         limit=services.base.get(data_staging.LIMIT_VARIABLE, ""),
         variables=environment.setup_environment(member.prepare, member.grant, services.node_view(member)),
         open_output=lambda: services.open_supervisor_output(member),

@@ -83,6 +83,7 @@ from phalanx.node.member.scratch import scratch_of
 from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.power.limit_keeper import PowerLimitKeeper
 from phalanx.node.prepare import container_images, data_staging, member_preparation
+from phalanx.node.prepare.data_server import DataServers
 from phalanx.node.prepare.hook_runner import OperatorHooks
 from phalanx.node.prepare.member_preparation import NodeServices
 from phalanx.node.prepare.mps_daemons import MpsDaemons
@@ -572,6 +573,7 @@ class SupervisorLoop:
             sees_head_files=lambda: self.sees_head_files,
             mps=mps,
             slices=settings.slices,
+            data_servers=DataServers(settings.access, settings.supervisor_id, settings.node.address, settings.base),
             hooks=self._hooks,
             clock_offset_s=lambda: self._renewer.clock_offset_s,
             preflight_checks=PreflightChecks(
@@ -600,6 +602,7 @@ class SupervisorLoop:
         self._fence.close(FLUSH_S)
         self._watch.close(FLUSH_S)
         services.zygotes.close()
+        services.data_servers.close()
         leftover = services.host.close()
         if leftover:
             _log.error("processes %s survive SIGKILL", leftover)
