@@ -220,7 +220,7 @@ def test_killed_staging_goes_on_and_a_second_job_moves_nothing(tmp_path, server)
     server.gate.set()
     server.free, server.bytes = 1 << 30, 0
     answer, said = run(path)
-    assert "goes on at 12 MiB" in said
+    assert "goes on at 3 MiB" in said
     assert server.bytes == len(server.data) - 3 * CHUNK_BYTES_MIN
     name, inner = answer["paths"]["train"]
     copy = journals / name / "files" / inner

@@ -39,6 +39,7 @@ from phalanx.core.state.reports import (
     BudgetReached,
     CheckpointFailed,
     CheckpointSaved,
+    DatasetsHeld,
     DiskFreed,
     IdleJobsObserved,
     NodeDied,
@@ -78,8 +79,6 @@ from phalanx.wire.supervisor import (
     StreamsRequest,
     UnknownEnvelopeKind,
     decode_event,
-    pack,
-    unpack,
 )
 
 _STREAM: Final = re.compile(r"(rank|stacks|steps|supervisor)-(\d{1,7})")
@@ -297,12 +296,11 @@ async def fetch_exec_input(
     signals: NonNegative = 0,
     closed: bool = False,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
-    packed: bool = False,
 ) -> Response:
     """Read the user's input from byte `after` on, the later of their signals, or a new terminal size; waits up to `wait_s` for news.
 
     The request acknowledges the bytes before `after`, the first `signals` signals and, with `closed`, the end of the input. 404 once the
-    user has left. With `packed` the reply is MessagePack.
+    user has left.
     """
     runtime = runtime_of(request)
     clock = runtime.services.clock
@@ -320,8 +318,9 @@ async def fetch_exec_input(
         await session.wait(min(left_s, 1.0))
         session = runtime.sessions.for_supervisor(session_name, _name_of(request))
     session.resized = False
-    typed = ExecInput(data=data, closed=at_end, rows=session.rows, cols=session.cols, signals=session.signals[signals:])
-    return Response(pack(typed), media_type="application/msgpack") if packed else json_response(typed)
+    return json_response(
+        ExecInput(data=data, closed=at_end, rows=session.rows, cols=session.cols, signals=session.signals[signals:])
+    )
 
 
 @routes.post(
@@ -332,16 +331,12 @@ async def fetch_exec_input(
     status=204,
     scope=AccessScope.SESSION,
 )
-async def receive_exec_output(request: Request, session_name: str, packed: bool = False) -> Response:
-    """Receive a command's output. Answered once there is buffer space, so that a slow reader slows the command down.
-
-    With `packed` the body is MessagePack.
-    """
+async def receive_exec_output(request: Request, session_name: str) -> Response:
+    """Receive a command's output. Answered once there is buffer space, so that a slow reader slows the command down."""
     runtime = runtime_of(request)
     clock, limits = runtime.services.clock, runtime.services.limits
     session = runtime.sessions.for_supervisor(session_name, _name_of(request))
-    body = await read_body(request, limits.body_bytes)
-    said = _unpacked(body) if packed else decode_body(body, ExecOutput)
+    said = decode_body(await read_body(request, limits.body_bytes), ExecOutput)
     if len(said.data) > EXEC_CHUNK_BYTES_MAX or said.offset < 0:
         raise BadRequest(
             f"exec output of {len(said.data)} bytes at {said.offset}", hint=f"at most {EXEC_CHUNK_BYTES_MAX} at once"
@@ -358,18 +353,6 @@ async def receive_exec_output(request: Request, session_name: str, packed: bool 
         session.error = session.failure(said.error) if said.error else None
     session.notify()
     return no_content()
-
-
-def _unpacked(body: bytes) -> ExecOutput:
-    """Decode output in MessagePack.
-
-    Raises:
-        BadRequest: it is none.
-    """
-    try:
-        return unpack(body, ExecOutput)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"body: {error}", hint="GET /v1/openapi.json describes it") from error
 
 
 def _name_of(request: Request) -> NodeId:
@@ -425,7 +408,7 @@ def _report_of(runtime: ApiRuntime, name: NodeId, supervisor_id: SupervisorId, f
             raise NotPermitted(f"event {framed.seq}: supervisor {supervisor_id} may report only that it leaves {name}")
         return event
     node_id = node_of_supervisor(name)
-    if isinstance(event, PowerLimited | NodeHealthReported):
+    if isinstance(event, PowerLimited | NodeHealthReported | DatasetsHeld):
         if event.node_id != name:
             raise NotPermitted(f"event {framed.seq}: {name} may not report for node {event.node_id}")
         return event

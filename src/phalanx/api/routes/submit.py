@@ -126,8 +126,14 @@ def submit_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:
         *plan,
         *_elastic_and_topology_notes(runtime, spec),
         *requirements_note(spec.requirements),
-        *data_note(spec.data, spec.data_mode),
+        *_data_notes(runtime, spec),
     ]
+
+
+def _data_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:
+    if not spec.stages_data:
+        return []
+    return data_note(spec.data, spec.data_mode, {node.id: node.datasets for node in runtime.services.store.nodes()})
 
 
 def feasibility_warnings(runtime: ApiRuntime, job: Job) -> list[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.fleet.hostlist import fold_hostlist
+from phalanx.core.ids import NodeId
 
 DATA_VARIABLE: Final = "PHALANX_DATA_"  # and the dataset's name in capitals
 SOURCES_MAX: Final = 32
@@ -57,11 +60,28 @@ def local_path(source: str) -> str | None:
     return source if source.startswith("/") else None
 
 
-def data_note(sources: tuple[tuple[str, str], ...], mode: DataMode) -> list[str]:
-    """The note about them that is shown before the start."""
+def dataset_key(source: str) -> str:
+    """The key by which a node says that it has a copy of a source. A hash: addresses are the business of their users."""
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def staged_keys(sources: tuple[tuple[str, str], ...], mode: DataMode) -> tuple[str, ...]:
+    """The keys of the datasets that a job's nodes copy."""
+    return tuple(dataset_key(source) for _, source in sources) if mode is DataMode.STAGE else ()
+
+
+def data_note(
+    sources: tuple[tuple[str, str], ...], mode: DataMode, held: Mapping[NodeId, Collection[str]]
+) -> list[str]:
+    """The note about them that is shown before the start. `held`: keys of the datasets of which each node has a copy."""
     if not sources or mode is not DataMode.STAGE:
         return []
-    return [f"data {', '.join(name for name, _ in sources)}: copied to each node before the ranks start"]
+    notes = [f"data {', '.join(name for name, _ in sources)}: copied to each node before the ranks start"]
+    for name, source in sources:
+        nodes: list[str] = sorted(node for node, keys in held.items() if dataset_key(source) in keys)
+        if nodes:
+            notes.append(f"{name} is on {fold_hostlist(nodes)} already")
+    return notes
 
 
 def _mode(value: object) -> DataMode:

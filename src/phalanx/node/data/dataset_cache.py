@@ -38,7 +38,7 @@ class DatasetCache(FolderCache):
         if size_bytes > limit:
             raise NoRoom(f"it has {size_bytes} bytes, and datasets may use {limit} bytes of this node's disk")
         own_bytes = self._stored_bytes(name)
-        stored = sorted((self._used_s(one), one) for one in self._names() if one != name)
+        stored = sorted((self._used_s(one), one) for one in self.names() if one != name)
         sizes = {one: self._stored_bytes(one) for _, one in stored}
         evicted = []
         for _, one in stored:
@@ -60,10 +60,10 @@ class DatasetCache(FolderCache):
     def mark_incomplete(self, name: str) -> None:
         """Mark it as incomplete: its files do not have the listed bytes. Needs the `making` lock."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._marker(name))
+            os.unlink(self.marker(name))
 
     def _used_s(self, name: str) -> float:
-        for path in (self._marker(name), self.path(name)):
+        for path in (self.marker(name), self.path(name)):
             with contextlib.suppress(OSError):
                 return os.stat(path).st_mtime
         return 0.0

@@ -23,9 +23,12 @@ _TRIES: Final = 6  # of a read of the source, with pauses of 1, 2, 4, 8 and 16 s
 _SILENT_S: Final = 10.0  # without a new chunk of a node before others read its part: several chunks at 10 Mbit/s
 _PEER_THREADS: Final = 6  # one chunk on its way, one behind it, from three peers
 _SOURCE_READS_MAX: Final = 16  # of all nodes together: more would all end at the same late moment on a slow link
+_SOURCE_ROUNDS_MIN: Final = 8  # reads of each thread; the last are exchanged after the source has sent everything
 _WINDOW_S: Final = 5.0  # over which the rate is measured
 _PAUSE_S: Final = 0.1
 _REPORT_S: Final = 0.5
+_POLL_S: Final = 0.5  # how late a node learns of the chunks of another; a poll takes both some 1 ms of CPU
+_POLLS_PER_S: Final = 20  # of all peers together
 _FIRST_POLL_S: Final = 2.0  # before the source is read: a peer may have all of it
 _GONE_S: Final = 1.0  # until a peer that did not answer is asked again
 
@@ -106,11 +109,10 @@ class Staging:
         self._own = deque(index for index in sorted(self._left) if index % self.nodes == self.rank)
         began_s = time.monotonic()
         self._heard_s = dict.fromkeys(range(self.nodes), began_s)
-        readers = (
-            self.source.threads
-            if self.nodes == 1
-            else max(1, min(self.source.threads, _SOURCE_READS_MAX // self.nodes))
-        )
+        readers = self.source.threads
+        if self.nodes > 1:
+            at_once = min(_SOURCE_READS_MAX, self.stored.dataset.chunks // _SOURCE_ROUNDS_MIN)
+            readers = max(1, min(readers, at_once // self.nodes))
         works = [self._read_source] * readers + [self._read_peers] * _PEER_THREADS + [self._watch_peers]
         threads = [threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in works]
         if self._left:
@@ -223,7 +225,7 @@ class Staging:
             except PeerGone:
                 time.sleep(_GONE_S)
             self._answered.add(peer.name)
-            time.sleep(_PAUSE_S)
+            time.sleep(max(_POLL_S, len(self._known) / _POLLS_PER_S))
 
     # ------------------------------------------------------------------------------------------------------ choices
 

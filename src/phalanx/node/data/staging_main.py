@@ -95,7 +95,7 @@ def _bring(order: dict[str, Any], name: str, source: DataSource, dataset: Datase
             )
         )
         return
-    began_s = time.monotonic()
+    began_s, cpu_s = time.monotonic(), time.process_time()
     stored = StoredDataset(cache.path(dataset.id), dataset)
     try:
         if was_complete:
@@ -121,7 +121,7 @@ def _bring(order: dict[str, Any], name: str, source: DataSource, dataset: Datase
         stored.close()
     took_s = max(time.monotonic() - began_s, 1e-3)
     _print(
-        f"{about}: staged in {format_duration(took_s)}, {format_bytes(last.from_source)} from the source and {format_bytes(last.from_peers)} from other nodes"
+        f"{about}: staged in {format_duration(took_s)}, {format_bytes(last.from_source)} from the source and {format_bytes(last.from_peers)} from other nodes, {time.process_time() - cpu_s:.1f}s of CPU"
     )
 
 

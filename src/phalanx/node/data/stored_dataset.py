@@ -3,6 +3,7 @@
     <dataset>/files/...   sparse files while chunks are missing, read-only once all are here
     <dataset>/chunks      the journal: for each chunk its index and SHA-256, appended once its bytes are written
     <dataset>/dataset.json  what the source listed
+    <dataset>/source      its address
     <dataset>/boot        the boot of the machine in which the journal was written
     <dataset>/stat        what the complete files look like, to find one that was changed
 
@@ -26,6 +27,7 @@ from phalanx.node.logic.dataset import DataFile, Dataset, DatasetInvalid
 
 RECORD: Final = struct.Struct(">I32s")  # index and SHA-256 of a chunk
 _LIST: Final = "dataset.json"
+SOURCE_FILE: Final = "source"
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
 
@@ -171,6 +173,7 @@ class StoredDataset:
         if not os.path.exists(path):
             files = [[file.path, file.size_bytes, file.version] for file in dataset.files]
             record = {"source": dataset.source, "single": dataset.single, "files": files}
+            replace_file("", os.path.join(self.folder, SOURCE_FILE), dataset.source.encode())
             replace_file("", path, json.dumps(record).encode())
 
     def _read_journal(self) -> None:

@@ -43,7 +43,7 @@ class FolderCache:
 
     def complete(self, name: str) -> bool:
         """Whether it is complete."""
-        return os.path.exists(self._marker(name))
+        return os.path.exists(self.marker(name))
 
     def acquire(self, name: str, cancelled: Callable[[], bool] = lambda: False) -> int:
         """Mark it as used now; returns a descriptor that protects it from sweeps until closed.
@@ -66,7 +66,7 @@ class FolderCache:
                     raise TimeoutError(errno.ETIMEDOUT, "another process holds it", self.path(name)) from None
             time.sleep(_POLL_S)
         with contextlib.suppress(OSError):
-            os.utime(self._marker(name))
+            os.utime(self.marker(name))
         return descriptor
 
     @contextlib.contextmanager
@@ -112,15 +112,15 @@ class FolderCache:
                 os.sync()
         finally:
             os.close(folder)
-        replace_file("", self._marker(name), json.dumps({"bytes": size_on_disk(path)}).encode())
+        replace_file("", self.marker(name), json.dumps({"bytes": size_on_disk(path)}).encode())
 
     def sweep(self, bytes_max: int = VENVS_BYTES_MAX) -> list[str]:
         """Remove the least recently used until the rest fits, and unfinished ones; returns their names. Those in use stay."""
         stored: list[tuple[str, float, int]] = []
         unfinished: list[str] = []
-        for name in self._names():
+        for name in self.names():
             try:
-                stored.append((name, os.stat(self._marker(name)).st_mtime, self._bytes(name)))
+                stored.append((name, os.stat(self.marker(name)).st_mtime, self._bytes(name)))
             except OSError:
                 unfinished.append(name)
         return [name for name in [*unfinished, *environments_to_evict(stored, bytes_max)] if self._drop(name)]
@@ -136,26 +136,28 @@ class FolderCache:
                 return False
             else:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._marker(name))  # first: an environment that is partly removed is not complete
+                    os.unlink(self.marker(name))  # first: an environment that is partly removed is not complete
                 shutil.rmtree(self.path(name), ignore_errors=True)
                 return True
             finally:
                 os.close(descriptor)
 
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """All folders, complete or not, sorted."""
         try:
             return sorted(name for name in os.listdir(self.folder) if name != _LOCKS)
         except FileNotFoundError:
             return []
 
     def _bytes(self, name: str) -> int:
-        with open(self._marker(name), encoding="ascii") as file:
+        with open(self.marker(name), encoding="ascii") as file:
             try:
                 return int(json.load(file)["bytes"])
             except (ValueError, KeyError, TypeError):
                 return 0
 
-    def _marker(self, name: str) -> str:
+    def marker(self, name: str) -> str:
+        """The file that exists while the folder is complete."""
         return os.path.join(self.folder, name, _COMPLETE)
 
     def _lock_file(self, name: str, kind: str) -> int:

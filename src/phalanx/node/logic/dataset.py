@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-CHUNK_BYTES_MIN: Final = 4 << 20  # one request to an object store takes some 30 ms, and 4 MiB at 1 Gbit/s as long
+CHUNK_BYTES_MIN: Final = 1 << 20
+CHUNK_BYTES_USUAL: Final = 4 << 20  # one request to an object store takes some 30 ms, and 4 MiB at 1 Gbit/s as long
+CHUNKS_MIN: Final = 1 << 10  # with fewer, the last chunk of a node delays the others
 CHUNKS_MAX: Final = 1 << 15  # so that the list of digests stays at 1 MiB
 FILES_MAX: Final = 1_000_000
 _PATH_MAX: Final = 1024
@@ -65,7 +67,9 @@ class Dataset:
         self._ends = list(accumulate(file.size_bytes for file in self.files))
         self.size_bytes = self._ends[-1]
         chunk = CHUNK_BYTES_MIN
-        while chunk * CHUNKS_MAX < self.size_bytes:
+        while chunk * CHUNKS_MAX < self.size_bytes or (
+            chunk < CHUNK_BYTES_USUAL and chunk * CHUNKS_MIN < self.size_bytes
+        ):
             chunk *= 2
         self.chunk_bytes = chunk
         self.chunks = -(-self.size_bytes // chunk)

@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -52,7 +52,6 @@ class DataServers:
     access: HeadAccess
     supervisor_id: SupervisorId
     address: str
-    base: Mapping[str, str]
     _servers: dict[str, _Server] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -140,7 +139,7 @@ class DataServers:
                 stderr=subprocess.DEVNULL,
                 text=True,
                 cwd="/",
-                env=dict(self.base),
+                env={"PATH": os.defpath},  # it may run as another account, which reads the environment of its processes
                 start_new_session=True,
                 **_account(member.account),
             )

@@ -15,6 +15,7 @@ import msgspec
 from phalanx.core.units import parse_memory_bytes
 from phalanx.core.work.data_sources import DataMode, local_path
 from phalanx.node.data.dataset_cache import DatasetCache
+from phalanx.node.data.held_datasets import HeldDatasets
 from phalanx.node.files.cache_folder import make_cache
 from phalanx.node.files.job_accounts import acting_as, open_for_writing
 from phalanx.node.files.preparation_error import PreparationFailed
@@ -36,6 +37,7 @@ def provide(
     cache: str,
     limit: str,
     servers: DataServers,
+    held: HeldDatasets,
     variables: Mapping[str, str],
     open_output: Callable[[], int],
 ) -> None:
@@ -46,6 +48,7 @@ def provide(
         cache: the node's cache folder.
         limit: of the datasets' bytes as the operator wrote it; "" for the default.
         servers: of chunks, for other nodes.
+        held: receives the datasets that are here now.
         variables: the environment of the program, with the job's credentials.
         open_output: as in `run_setup_command`.
 
@@ -60,7 +63,7 @@ def provide(
         case DataMode.MOUNT:
             member.data = tuple((name, _visible(member, name, source)) for name, source in spec.data)
         case DataMode.STAGE:
-            member.data = _staged(member, cache, limit, servers, variables, open_output)
+            member.data = _staged(member, cache, limit, servers, held, variables, open_output)
 
 
 def progress_of(member: MemberRuntime) -> StagingSample | None:
@@ -89,6 +92,7 @@ def _staged(
     cache: str,
     limit: str,
     servers: DataServers,
+    held: HeldDatasets,
     variables: Mapping[str, str],
     open_output: Callable[[], int],
 ) -> tuple[tuple[str, str], ...]:
@@ -123,10 +127,10 @@ def _staged(
         if not isinstance(paths, dict):
             why = str(found.get("why") or "staging the job's data was interrupted on this node")
             raise PreparationFailed(why, charge=found.get("charge") is True)
-        return tuple((name, _path(member, datasets, paths.get(name))) for name, _ in spec.data)
+        return tuple((name, _path(member, datasets, paths.get(name), source, held)) for name, source in spec.data)
 
 
-def _path(member: MemberRuntime, datasets: DatasetCache, answer: object) -> str:
+def _path(member: MemberRuntime, datasets: DatasetCache, answer: object, source: str, held: HeldDatasets) -> str:
     """The path of a dataset, held until the member is wound up. The job's account wrote the answer, so it is checked."""
     name, inner = answer if isinstance(answer, list) and len(answer) == 2 else ("", "")
     if (
@@ -139,4 +143,5 @@ def _path(member: MemberRuntime, datasets: DatasetCache, answer: object) -> str:
         raise PreparationFailed("staging the job's data gave no valid answer", charge=False)
     if not hold_folder(member, datasets, name):
         raise PreparationFailed("the job's data was removed right after it was staged", charge=False)
+    held.add(source, datasets, name)
     return os.path.join(datasets.path(name), "files", inner).rstrip("/")

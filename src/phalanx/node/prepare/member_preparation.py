@@ -18,6 +18,7 @@ from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.work.data_sources import DataMode
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.share import DeviceShare, ShareKind
+from phalanx.node.data.held_datasets import HeldDatasets
 from phalanx.node.files import workdir_upload
 from phalanx.node.files.job_accounts import (
     SINGLE_ACCOUNT,
@@ -97,6 +98,7 @@ class NodeServices:
         slices: makes and removes MIG slices; None if no device can be divided.
         hooks: the programs of the node's operator.
         data_servers: serve chunks of datasets to other nodes.
+        held_datasets: the datasets of which the node has a copy.
         clock_offset_s: how far our wall clock is ahead of the head's.
         accounts: the account policy; its `folder` holds the files of other accounts' jobs, `folder` here holds ours.
     """
@@ -122,6 +124,7 @@ class NodeServices:
     clock_offset_s: Callable[[], float]
     hooks: OperatorHooks
     data_servers: DataServers
+    held_datasets: HeldDatasets
     folder: str = ""
     accounts: JobAccountPolicy = SINGLE_ACCOUNT
 
@@ -419,6 +422,7 @@ def _bring_data(member: MemberRuntime, services: NodeServices) -> None:
         member,
         cache=services.cache_folder(member),
         servers=services.data_servers,
+        held=services.held_datasets,
         limit=services.base.get(data_staging.LIMIT_VARIABLE, ""),
         variables=environment.setup_environment(member.prepare, member.grant, services.node_view(member)),
         open_output=lambda: services.open_supervisor_output(member),

@@ -19,9 +19,10 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, SupervisorId
 from phalanx.core.state.commands import Command
-from phalanx.core.state.reports import PowerLimited, TaskExited
+from phalanx.core.state.reports import DatasetsHeld, PowerLimited, TaskExited
 from phalanx.core.state.reports import Report as ReportedEvent
 from phalanx.core.work.seats import Seat
+from phalanx.node.data.held_datasets import HeldDatasets
 from phalanx.node.diagnosis.job_usage import JobUsageProbe
 from phalanx.node.diagnosis.memory_watch import MemoryWatch
 from phalanx.node.diagnosis.rank_monitor import RankMonitor
@@ -193,6 +194,8 @@ class SupervisorLoop:
             shutting_down=lambda: self._urgent,
             resume_folders=self._presents.resume_folders,
         )
+        self._cache = cache_folder(settings.folder, per_attempt=settings.seat is not None, environment=settings.base)
+        self._held = HeldDatasets("" if settings.accounts.folder else self._cache, self._report_datasets)
         self._storage_connection = HeadConnection(access)
         self._probe = probe
         self._work = KeyedThreadPool("work", WORK_THREADS, SLOW_THREADS)
@@ -372,6 +375,10 @@ class SupervisorLoop:
     def _after_work(self, member: MemberRuntime, then: Callable[[], None]) -> None:
         self._work.submit(_lane(member.key), then)
 
+    def _report_datasets(self, keys: tuple[str, ...]) -> None:
+        if self._settings.seat is None:  # a seat's supervisor speaks for one attempt, not for the node
+            self._events.put([DatasetsHeld(node_id=self._settings.node.id, datasets=keys)])
+
     def _call_sleep_hook(self, member: MemberRuntime, action: CallSleepHook) -> None:
         def memory_in_use() -> str:
             if self._settings.node.virtual:  # its devices have no memory of their own
@@ -517,6 +524,7 @@ class SupervisorLoop:
             node=replace(
                 self._settings.node,
                 shares_head_files=bool(self.sees_head_files),
+                datasets=self._held.keys(),
                 limits=self._containments.limits.kind,
                 power_limits=() if self._settings.power is None else self._settings.power.limits(),
             ),
@@ -549,7 +557,7 @@ class SupervisorLoop:
             settings.slices.recover(self._probe.devices())  # the processes of an earlier supervisor have ended by now
         if settings.power is not None:
             settings.power.recover(time.time())
-        cache = cache_folder(settings.folder, per_attempt=settings.seat is not None, environment=settings.base)
+        cache = self._cache
         start_thread(
             "image-sweep", lambda: container_images.remove_dead_containers(cache, settings.base.get("PATH", os.defpath))
         )
@@ -573,7 +581,8 @@ class SupervisorLoop:
             sees_head_files=lambda: self.sees_head_files,
             mps=mps,
             slices=settings.slices,
-            data_servers=DataServers(settings.access, settings.supervisor_id, settings.node.address, settings.base),
+            data_servers=DataServers(settings.access, settings.supervisor_id, settings.node.address),
+            held_datasets=self._held,
             hooks=self._hooks,
             clock_offset_s=lambda: self._renewer.clock_offset_s,
             preflight_checks=PreflightChecks(
