@@ -218,8 +218,8 @@ prove: $(READYDEV) ## campaigns, in shards of at most 12 minutes (SHARD=3 runs o
 shards: $(READYDEV) ## the shards of `make prove`, with what each needs
 	@$(BIN)/python -m tests.shards
 
-examples: $(READYDEV) ## the examples of MPI, JAX, TensorFlow and others, each killed once (1.2 GB to download, once; ARGS="jax_line mpi_pi")
-	@$(BIN)/python -m tests.examples $(ARGS)
+examples: $(READYDEV) ## all examples on virtual nodes, each killed once and checked (1.6 GB to download, once; ONLY=docking, ONLY="jax_line mpi_pi")
+	@$(BIN)/python -m tests.examples $(ONLY) $(ARGS)
 
 fuzz: $(READYDEV) ## 100,000 hostile requests against a head (ARGS="--inputs 1000 --seed 7")
 	$(BIN)/python -m tests.hostile $(ARGS)

@@ -6,7 +6,8 @@ import random
 import pytest
 
 from tests.e2e.test_cli_head import Shell, free_port
-from tests.examples import EXAMPLES, FOLDER, EnvironmentMissing, Example, environment_of, run_example
+from tests.examples.environments import FOLDER, EnvironmentMissing, environment_of
+from tests.examples.frameworks import EXAMPLES, Example, run_example
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.prove, pytest.mark.timeout(1800)]
 STARTS = 100

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.test_cli_head import Shell, free_port
 from tests.e2e.test_mpi import PROGRAM
 from tests.e2e.test_training_on_engines import DRILL, NOT_HERE, fleet
-from tests.examples import EnvironmentMissing, environment_of
+from tests.examples.environments import EnvironmentMissing, environment_of
 from tests.lab.lab import COVERED
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.root, pytest.mark.prove, pytest.mark.timeout(900)]

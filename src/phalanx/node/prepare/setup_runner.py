@@ -16,8 +16,7 @@ from phalanx.node.processes.attempt_processes import TaskNotStarted, TaskSpec
 SETUP_TASK: Final = "setup"
 REQUIREMENTS_TASK: Final = "requirements"
 IMAGE_TASK: Final = "image"
-DATA_TASK: Final = "data"
-SETUP_TASKS: Final = frozenset({SETUP_TASK, REQUIREMENTS_TASK, IMAGE_TASK, DATA_TASK})
+SETUP_TASKS: Final = frozenset({SETUP_TASK, REQUIREMENTS_TASK, IMAGE_TASK})
 
 
 def run_setup_command(

@@ -1,42 +1,23 @@
-"""Runs the examples of other frameworks as real jobs on two virtual nodes, each in a Python environment of its own, and kills each once.
-
-    python -m tests.examples                    all of them, what `make examples` calls
-    python -m tests.examples jax_line mpi_pi    some
-
-An environment holds exactly the `requirements.txt` of its example. It is made once, in PHALANX_EXAMPLES_CACHE or ~/.cache/phalanx-examples,
-under a hash of that file and of this Python; the repository stays as it is. Making all of them downloads about 1.3 GB.
-"""
+"""Runs the examples of other frameworks as real jobs on two virtual nodes, each in a Python environment of its own, and kills each once."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from tests.e2e.test_cli_head import Shell, free_port
+from tests.e2e.test_cli_head import Shell
+from tests.examples.environments import FOLDER, environment_of, last_lines
 
-FOLDER: Final = Path(__file__).resolve().parents[1] / "examples"
-_INSTALL_S: Final = 1200.0
 _STEP_S: Final = 180.0  # to the first step: TensorFlow on a loaded machine takes most of a minute
 _END_S: Final = 240.0
 
 
 class ExampleFailed(AssertionError):
     """An example did not do what it should; the text has the job's last lines."""
-
-
-class EnvironmentMissing(Exception):
-    """The packages of an example cannot be installed here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,30 +112,6 @@ EXAMPLES: Final = (
 )
 
 
-def environment_of(name: str) -> Path:
-    """Return the `bin` folder of an example's environment; make it if it is not there.
-
-    Raises:
-        EnvironmentMissing: pip cannot install it.
-    """
-    requirements = FOLDER / name / "requirements.txt"
-    key = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:16]
-    root = Path(os.environ.get("PHALANX_EXAMPLES_CACHE") or Path.home() / ".cache" / "phalanx-examples")
-    made = root / key
-    if (made / "complete").exists():
-        return made / "bin"
-    shutil.rmtree(made, ignore_errors=True)
-    root.mkdir(parents=True, exist_ok=True)
-    print(f"{name}: installing {' '.join(requirements.read_text().split())}", flush=True)
-    try:
-        _call(sys.executable, "-m", "venv", str(made))
-        _call(str(made / "bin" / "python"), "-m", "pip", "install", "-q", "-r", str(requirements))
-    except subprocess.SubprocessError as error:
-        raise EnvironmentMissing(f"{name}: {_last_lines(getattr(error, 'stderr', '') or str(error), 3)}") from error
-    (made / "complete").touch()
-    return made / "bin"
-
-
 def run_example(example: Example, shell: Shell) -> str:
     """Run one example on a cluster that is up, kill one of its processes after the first step, and return its output.
 
@@ -173,10 +130,10 @@ def run_example(example: Example, shell: Shell) -> str:
     found = shell.until(job, "succeeded", "failed", "cancelled", "timeout", within_s=_END_S)
     said = str(shell("logs", job).stdout)
     if found["state"] != "succeeded":
-        raise ExampleFailed(f"{example.name}: job {job} is {found['state']}\n{_last_lines(said, 30)}")
+        raise ExampleFailed(f"{example.name}: job {job} is {found['state']}\n{last_lines(said, 30)}")
     missing = [pattern for pattern in example.ends if not re.search(pattern, said)]
     if missing:
-        raise ExampleFailed(f"{example.name}: the output lacks {missing}\n{_last_lines(said, 30)}")
+        raise ExampleFailed(f"{example.name}: the output lacks {missing}\n{last_lines(said, 30)}")
     return said
 
 
@@ -185,45 +142,5 @@ def _await_step(shell: Shell, job: str) -> None:
     while not re.search(r"step \d+", shell("logs", job).stdout):
         state = shell.json("show", job)["job"]["state"]
         if state not in {"pending", "running"} or time.monotonic() > until_s:
-            raise ExampleFailed(f"job {job} is {state} and made no step\n{_last_lines(shell('logs', job).stdout, 30)}")
+            raise ExampleFailed(f"job {job} is {state} and made no step\n{last_lines(shell('logs', job).stdout, 30)}")
         time.sleep(0.3)
-
-
-def _call(*words: str) -> None:
-    environment = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    subprocess.run(words, check=True, capture_output=True, text=True, timeout=_INSTALL_S, env=environment)
-
-
-def _last_lines(text: str, count: int) -> str:
-    return "\n".join(text.splitlines()[-count:])
-
-
-def main(names: Sequence[str]) -> int:
-    """Run the named examples, or all; returns 1 if one failed."""
-    unknown = set(names) - {example.name for example in EXAMPLES}
-    if unknown:
-        print(
-            f"no example {min(unknown)}; there are: {' '.join(example.name for example in EXAMPLES)}", file=sys.stderr
-        )
-        return 64
-    failed = 0
-    with tempfile.TemporaryDirectory(prefix="phalanx-examples-") as folder:
-        shell = Shell(Path(folder))
-        shell("up", "--virtual", "2x2", "--port", str(free_port()))
-        try:
-            for example in EXAMPLES:
-                if names and example.name not in names:
-                    continue
-                try:
-                    run_example(example, shell)
-                    print(f"{example.name}: ran, was killed once, and ended well", flush=True)
-                except (AssertionError, EnvironmentMissing) as error:
-                    failed += 1
-                    print(error, file=sys.stderr, flush=True)
-        finally:
-            shell("down", "--cancel-jobs")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

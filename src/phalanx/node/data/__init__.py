@@ -1,1 +1,0 @@
-"""Datasets on this node: their sources, the cache, and the program that stages them."""
