@@ -45,6 +45,7 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "attach": CommandEntry("phalanx.cli.jobs.attach:attach", "Follow the output of a job again."),
         "exec": CommandEntry("phalanx.cli.jobs.exec:exec_", "Run a command next to a job's ranks."),
         "shell": CommandEntry("phalanx.cli.jobs.exec:shell", "Open a shell next to a job's ranks."),
+        "port-forward": CommandEntry("phalanx.cli.jobs.port_forward:port_forward", "Reach ports of a job here."),
         "update": CommandEntry(
             "phalanx.cli.jobs.job_actions:update", "Change a job, or roll out another revision of a service."
         ),

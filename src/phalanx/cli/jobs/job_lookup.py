@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from phalanx.core.errors import NotFound
 
 if TYPE_CHECKING:
     from phalanx.client import Client
+
+_RANK_DIGITS_MAX: Final = 6
+
+
+def resolve_node(head: Client, word: str) -> tuple[str, int]:
+    """Return the id of a job and the rank of one of its nodes, from JOB or JOB.RANK. Raises as `resolve_job` does."""
+    job, dot, rank = word.strip().rpartition(".")
+    if dot and rank.isdigit() and len(rank) < _RANK_DIGITS_MAX:
+        return resolve_job(head, job), int(rank)
+    return resolve_job(head, word), 0
 
 
 def resolve_job(head: Client, word: str) -> str:

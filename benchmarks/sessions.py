@@ -1,0 +1,133 @@
+"""How fast a port of a job is, reached through the head: one stream in each direction, and round trips. Prints a table, or JSON with --json.
+
+Client, head, node and the job's program share this machine. The same program is also reached directly, for what is added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import sys
+import threading
+import time
+from typing import Any
+
+from benchmarks.cluster import cluster, wait_until
+from phalanx.client import Client
+from phalanx.client.port_forward import ForwardedPort, PortForward
+
+_MIB = 1 << 20
+# Three ports: it echoes, sends, and takes what comes and then answers one byte.
+_SERVER = """
+import os, socket, sys, threading
+size = int(sys.argv[1])
+def echo(line):
+    while data := line.recv(65536):
+        line.sendall(data)
+def send(line):
+    left = size
+    while left:
+        left -= line.send(bytes(min(left, 1 << 18)))
+def take(line):
+    left = size
+    while left:
+        left -= len(line.recv(1 << 18))
+    line.sendall(b"x")
+listeners = []
+def serve(listener, work):
+    while True:
+        line = listener.accept()[0]
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        def run(line=line):
+            with line:
+                work(line)
+        threading.Thread(target=run).start()
+for work in (echo, send, take):
+    listeners.append(socket.create_server(("127.0.0.1", 0)))
+    threading.Thread(target=serve, args=(listeners[-1], work)).start()
+with open("ports.new", "w") as file:
+    file.write(" ".join(str(one.getsockname()[1]) for one in listeners))
+os.rename("ports.new", "ports")
+"""
+
+
+def measure(size_mib: int, trips: int) -> dict[str, Any]:
+    """Run all measurements on one head; return the figures."""
+    with cluster("1x1") as head:
+        job_id = head.submit(name="ports", run=[sys.executable, "-c", _SERVER, str(size_mib * _MIB)], gpus=1)
+        ports_file = os.path.join(head.home, "ports")
+        wait_until(lambda: os.path.exists(ports_file), "the job serves")
+        with open(ports_file, encoding="utf-8") as file:
+            ports = [int(word) for word in file.read().split()]
+        forward = PortForward(Client(home=head.home), job_id, [ForwardedPort(local=0, remote=port) for port in ports])
+        ready = threading.Event()
+        thread = threading.Thread(target=forward.run, args=(ready.set,))
+        began = time.perf_counter()
+        thread.start()
+        ready.wait(30)
+        opened_s = time.perf_counter() - began
+        here = [local for local, _ in forward.bound()]
+        trip, direct = _round_trip_ms(here[0], trips), _round_trip_ms(ports[0], trips)
+        down, up = _down_mib_per_s(here[1], size_mib), _up_mib_per_s(here[2], size_mib)
+        forward.close()
+        thread.join()
+    return {
+        "mib_per_s": round(min(down, up), 1),
+        "down_mib_per_s": round(down, 1),
+        "up_mib_per_s": round(up, 1),
+        "round_trip_ms": round(trip, 2),
+        "direct_round_trip_ms": round(direct, 3),
+        "open_ms": round(1000 * opened_s, 1),
+    }
+
+
+def _round_trip_ms(port: int, trips: int) -> float:
+    """Return the median over `trips` bytes that came back."""
+    took = []
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(trips):
+            began = time.perf_counter()
+            line.sendall(b"x")
+            line.recv(1)
+            took.append(1000 * (time.perf_counter() - began))
+    return statistics.median(took)
+
+
+def _down_mib_per_s(port: int, size_mib: int) -> float:
+    began, left = time.perf_counter(), size_mib * _MIB
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        while left:
+            left -= len(line.recv(1 << 18))
+    return size_mib / (time.perf_counter() - began)
+
+
+def _up_mib_per_s(port: int, size_mib: int) -> float:
+    began, piece = time.perf_counter(), bytes(1 << 18)
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        for _ in range(size_mib * 4):
+            line.sendall(piece)
+        line.recv(1)
+    return size_mib / (time.perf_counter() - began)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="benchmarks.sessions", description=__doc__)
+    parser.add_argument("--mib", type=int, default=400, help="bytes of one stream, in each direction")
+    parser.add_argument("--trips", type=int, default=500, help="round trips; their median counts")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    figures = measure(given.mib, given.trips)
+    if given.json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name:22} {value}")
+
+
+if __name__ == "__main__":
+    main()
