@@ -131,6 +131,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_drills.py::test_node_killed_in_mid_training_resumes_elsewhere_and_repeats_its_losses",
     "tests/e2e/test_drills.py::test_planned_stop_of_the_head_is_not_noticed_by_a_job_even_past_the_lease",
     "tests/e2e/test_energy.py",
+    "tests/e2e/test_data_campaign.py",
     "tests/e2e/test_executor_campaign.py",
     "tests/e2e/test_hydra.py",
     "tests/e2e/test_submitit_parity.py",
@@ -397,8 +398,13 @@ SHARDS: tuple[Shard, ...] = (
     ),
     Shard(
         title="phalanx.Executor at length: killed nodes, workers and programs, a million tasks; submitit's own tests, Hydra",
-        tests=("tests/e2e/test_executor_campaign.py", "tests/e2e/test_submitit_parity.py", "tests/e2e/test_hydra.py"),
-        sources=("executor", "submitit", "api/live", "node/shell"),
+        tests=(
+            "tests/e2e/test_executor_campaign.py",
+            "tests/e2e/test_submitit_parity.py",
+            "tests/e2e/test_hydra.py",
+            "tests/e2e/test_data_campaign.py",
+        ),
+        sources=("executor", "submitit", "api/live", "node/shell", "node/data", "node/prepare"),
     ),
     Shard(
         title="examples: one real program for each use, killed once",

@@ -19,6 +19,7 @@ from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.planner.calibration.profile import NodeMeasurement, Profile
 from phalanx.planner.calibration.record_codec import encode_record
+from phalanx.wire.data_peers import DataPeersRequest
 from phalanx.wire.supervisor import (
     EventsRequest,
     ExecOutput,
@@ -263,6 +264,10 @@ def samples(case):
     )
 
 
+def data_peers(case):
+    return DataPeersRequest(supervisor_id=case.supervisor_id, **case.attempt, port=20001, fingerprint="sha256:00")
+
+
 def lease(case):
     return LeaseRequest(supervisor_id="s0", node_id="n0", epochs=[])
 
@@ -433,6 +438,7 @@ SPECIMENS = {
     "POST /v1/node/events": record("events", events),
     "POST /v1/node/streams": record("streams", streams),
     "POST /v1/node/samples": record("samples", samples),
+    "POST /v1/node/data": record("data", data_peers),
     "GET /v1/node/commands": plain("/v1/node/commands"),
     "GET /v1/node/storage": plain("/v1/node/storage"),
     "GET /v1/node/blobs/{sha256}": known_blob("/v1/node/blobs/{}"),

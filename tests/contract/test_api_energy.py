@@ -14,7 +14,7 @@ from phalanx.cli.report.report_table import report_page
 from phalanx.cli.terminal import Terminal
 from phalanx.core.fleet.power_limits import PowerLimits
 from phalanx.core.state.commands import LimitPower
-from phalanx.core.state.reports import NodeHealthReported, PowerLimited
+from phalanx.core.state.reports import DatasetsHeld, NodeHealthReported, PowerLimited
 from phalanx.wire.api.energy import EnergyReportView
 from phalanx.wire.api.nodes import NodeView
 from phalanx.wire.supervisor import CommandsReply, EnergyReading, HelloRequest, SamplesRequest, decode_command
@@ -253,3 +253,5 @@ def test_supervisor_reports_limits_of_its_own_node_only(call, supervisor):
         stranger.tell(PowerLimited(node_id="n0", milliwatts=300_000, limits=()))
     with pytest.raises(AssertionError, match="not_permitted"):
         stranger.tell(NodeHealthReported(node_id="n0", why="broken", checked=True))
+    with pytest.raises(AssertionError, match="not_permitted"):
+        stranger.tell(DatasetsHeld(node_id="n0", datasets=()))

@@ -38,6 +38,7 @@ PASSING = {
     "DELETE /v1/nodes/{node_id}/power": "the same",
     "POST /v1/node/lease": "leases live in memory; a head that starts presumes each of them",
     "POST /v1/node/samples": "telemetry",
+    "POST /v1/node/data": "addresses live in memory; nodes repeat theirs every few seconds",
     "POST /v1/node/exec/{session_name}/output": "a session ends with the head",
     "WEBSOCKET /v1/jobs/{job_id}/exec": "a session ends with the head",
     "POST /login/{port}/{challenge}/{state}": "a one-time code lives in memory for a minute",

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.cluster import free_port
 from phalanx.core.ids import NodeId
 from phalanx.engines.local import records
-from phalanx.node.files.venv_cache import VenvCache
+from phalanx.node.files.folder_cache import FolderCache
 from phalanx.node.processes.proctable import read_table
 from tests import canaries
 from tests.wheels import wheel
@@ -204,7 +204,7 @@ def test_cancel_stops_an_install(phalanx):
 def test_supervisor_killed_in_mid_install_leaves_nothing_that_is_used(phalanx):
     work, gate = phalanx.slow_workdir("killed"), phalanx.folder / "killed.gate"
     folder = str(phalanx.home / "nodes" / "n0")
-    venvs = VenvCache(folder)
+    venvs = FolderCache(folder)
     os.makedirs(os.path.join(venvs.folder, "locks"), exist_ok=True)  # as the first install does
     before = set(os.listdir(venvs.folder))
     words = ("submit", "--quiet", "--copy", "--env", f"PX_GATE={gate}", "--", "python", "main.py")

@@ -191,6 +191,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 "every_s": 1.0,
             }
         ),
+        "exchange_data_peers": Good(body={"supervisor_id": "s1", **part, "port": 20001, "fingerprint": "sha256:00"}),
         "fetch_exec_input": Good(query={"after": 0, "limit": 10, "signals": 0, "closed": "false", "wait_s": 0.0}),
         "receive_exec_output": Good(body={"offset": 0, "data": "aGVsbG8K", "exit_code": None, "error": ""}),
         "begin_checkpoint": Good(query=step, body=MANIFEST),

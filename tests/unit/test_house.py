@@ -31,6 +31,7 @@ EXTRAS = {
     "opentelemetry": "providers/tracing",
     "submitit": "submitit",
     "joblib": "joblib",
+    "obstore": "node/data",
 }
 
 # The standard library as core may see it: values, types and arithmetic.
@@ -194,7 +195,8 @@ def test_core_sees_only_values_and_arithmetic():
 
 
 def test_node_needs_only_the_standard_library_msgspec_and_nvml():
-    assert third_party("phalanx.node") <= {"msgspec", "pynvml"}
+    # obstore is an extra, which one module imports.
+    assert third_party("phalanx.node") - {"obstore"} <= {"msgspec", "pynvml"}
 
 
 def test_wire_needs_only_the_standard_library_and_msgspec():
@@ -399,7 +401,20 @@ def test_every_dependency_is_pinned():
 
 
 def test_extras_are_the_promised_ones():
-    promised = {"torch", "ray", "slurm", "kubernetes", "postgres", "oidc", "otel", "submitit", "joblib", "hydra", "dev"}
+    promised = {
+        "torch",
+        "ray",
+        "slurm",
+        "kubernetes",
+        "postgres",
+        "oidc",
+        "otel",
+        "submitit",
+        "joblib",
+        "hydra",
+        "data",
+        "dev",
+    }
     assert set(project_file()["project"]["optional-dependencies"]) == promised
 
 

@@ -9,7 +9,7 @@ from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.requirements import parse_requirements
 from phalanx.node.files.cache_folder import cache_folder, make_cache
-from phalanx.node.files.venv_cache import VenvCache
+from phalanx.node.files.folder_cache import FolderCache
 from phalanx.node.logic.requirements import (
     InvalidRequirements,
     PythonInterpreter,
@@ -254,7 +254,7 @@ def made(venvs, one, used_s):
 
 
 def test_environment_in_use_is_never_swept_and_an_unfinished_one_always(tmp_path):
-    venvs = VenvCache(str(tmp_path))
+    venvs = FolderCache(str(tmp_path))
     made(venvs, "old", 10.0)
     in_use = venvs.acquire("old")
     made(venvs, "middle", 2e9)
@@ -268,7 +268,7 @@ def test_environment_in_use_is_never_swept_and_an_unfinished_one_always(tmp_path
 
 
 def test_unfinished_one_that_is_being_made_is_left_alone(tmp_path):
-    venvs = VenvCache(str(tmp_path))
+    venvs = FolderCache(str(tmp_path))
     with venvs.creation_lock("a", wait=False) as mine:
         assert mine
         os.makedirs(venvs.clear("a"))
@@ -279,7 +279,7 @@ def test_unfinished_one_that_is_being_made_is_left_alone(tmp_path):
 
 
 def test_whoever_holds_the_lock_of_an_environment_does_not_hold_a_member_that_is_stopped(tmp_path):
-    venvs, stopped = VenvCache(str(tmp_path)), iter((False, True))
+    venvs, stopped = FolderCache(str(tmp_path)), iter((False, True))
     holder = venvs.acquire("a")
     fcntl.flock(holder, fcntl.LOCK_EX)
     with pytest.raises(TimeoutError):

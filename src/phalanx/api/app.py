@@ -13,6 +13,7 @@ from phalanx.api.http.routing import check_every_route_is_authorized
 from phalanx.api.http.security import SecurityMiddleware
 from phalanx.api.nodes import (
     checkpoint_routes,
+    data_peers,
     join,
     output_routes,
     supervisor_routes,
@@ -68,6 +69,7 @@ _RESOURCES = (
     supervisor_routes,
     checkpoint_routes,
     output_routes,
+    data_peers,
     why,
     jobs,
     services,

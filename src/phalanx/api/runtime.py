@@ -26,6 +26,7 @@ from phalanx.api.live.fleet_feed import FleetFeed
 from phalanx.api.live.history_tail import newest_seq
 from phalanx.api.live.hub import Broadcast, FollowerHub
 from phalanx.api.live.job_tracer import JobTracer
+from phalanx.api.nodes.data_servers import DataServerRegistry
 from phalanx.api.nodes.file_cleaner import FileCleaner
 from phalanx.api.nodes.output_usage import OutputUsage
 from phalanx.api.nodes.retention import PendingUploads, RetentionWorker
@@ -97,6 +98,7 @@ class ApiRuntime:
         self.archives = JobArchives(services.archive_root, version=services.version, clock_s=services.clock.now_s)
         self.file_cleaner = FileCleaner(services, self.checkpoint_copies, self.output_copies, self.archives)
         self.pending_uploads = PendingUploads()
+        self.data_servers = DataServerRegistry()
         self.counts: dict[str, int] = {}
         self.streams_by_user: Counter[UserId] = Counter()
         self.usage_summaries_pending = 0

@@ -69,6 +69,7 @@ ENDED_JOBS_KEPT: Final = 1000  # in memory, for fast reads; the store has all
 KEYS_KEPT: Final = 100_000  # idempotency keys in memory
 START_LIMIT_S: Final = 60.0  # from Prepare to the barrier; a node that needs longer is unhealthy
 SEAT_WAIT_S: Final = 30.0 + START_LIMIT_S  # until a seat's supervisor registers; engines report failed starts earlier
+STAGING_LIMIT_S: Final = 86400.0  # for nodes that must copy the job's data first: 10 TB at 1 Gbit/s
 SETUP_LIMIT_S: Final = 3600.0  # START_LIMIT_S for nodes that must set up the job's environment or download it first
 SCHEDULER: Final = "scheduler"  # `by` of stops that the scheduler decides
 REMIND_EVERY_S: Final = 5.0
@@ -409,6 +410,7 @@ class Controller:
                 FIRST_GENERATION,
             )  # checkpoints from the head
             start_s = SETUP_LIMIT_S if spec.has_long_preparation or downloads else START_LIMIT_S
+            start_s = STAGING_LIMIT_S if spec.stages_data else start_s
             self._timers.arm(boot_s + start_s, DeadlineKind.START, job_id, epoch, generation)
         if attempt.state is AttemptState.RUNNING and not attempt.runs_hook:
             self._commanded.pop(job_id, None)

@@ -10,12 +10,13 @@ from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict
 from phalanx.core.fleet.device import device_facts
 from phalanx.core.fleet.fitness import FULL_DISK, HEALTH_CHECK, OPERATOR_HOOK, NodeFault
-from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.fleet.node import DATASETS_MAX, Node, NodeState
 from phalanx.core.ids import NodeId
 from phalanx.core.lifecycle.events import MemberLost, ReminderDue
 from phalanx.core.lifecycle.transitions import FaultMark
 from phalanx.core.state.reports import (
     BudgetReached,
+    DatasetsHeld,
     DiskFreed,
     IdleJobsObserved,
     NodeDied,
@@ -60,6 +61,8 @@ def handle_report(context: StepContext, report: Report) -> None:
             pools.apply_outcome(context, report)
         case PowerLimited():
             power_caps.apply_limits(context, report)
+        case DatasetsHeld():
+            _apply_datasets(context, report)
         case NodeHealthReported():
             _apply_health(context, report)
         case UsageCounted():
@@ -86,6 +89,14 @@ def _return_with_room(context: StepContext, freed: DiskFreed) -> None:
     context.change.put(replace(node, cordon=None, changed_s=context.now.wall_s))
     text = f"{node.id} is in service again: {format_bytes(freed.free_bytes)} are free on its disk"
     context.add_history("undrained", text, node_id=node.id, by=FULL_DISK)
+
+
+def _apply_datasets(context: StepContext, report: DatasetsHeld) -> None:
+    """Remember which datasets a node has, for the placement of jobs that read them."""
+    node = context.world.nodes.get(report.node_id)
+    found = tuple(sorted(report.datasets)[:DATASETS_MAX])
+    if node is not None and node.datasets != found:
+        context.change.put(replace(node, datasets=found))
 
 
 def _apply_health(context: StepContext, report: NodeHealthReported) -> None:

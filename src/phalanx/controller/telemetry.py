@@ -25,7 +25,7 @@ from phalanx.core.state.reports import CheckpointFailed, ProgressReported
 from phalanx.core.work.pace import PACE_STEPS_MIN, StepPace, TimedStep
 from phalanx.wire.api.jobs import Progress
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
-from phalanx.wire.supervisor import DeviceSample, SamplesRequest
+from phalanx.wire.supervisor import DeviceSample, SamplesRequest, StagingSample
 
 NodeSamples = SamplesRequest
 
@@ -216,6 +216,17 @@ class Telemetry:
             if device.job_id == job_id and device.utilization is not None
         ]
         return sum(busy) / len(busy) if busy else None
+
+    def staging(self, node_ids: Iterable[NodeId], job_id: JobId, epoch: Epoch) -> dict[NodeId, StagingSample]:
+        """How far each of these nodes is that stages data for the attempt now."""
+        found: dict[NodeId, StagingSample] = {}
+        with self._lock:
+            for node_id in node_ids:
+                for request in self._samples.get(node_id, {}).values():
+                    for one in request.staging:
+                        if (one.job_id, one.epoch) == (job_id, epoch):
+                            found[node_id] = one
+        return found
 
     def remove_node(self, node_id: NodeId) -> None:
         """Drop the samples of a node that is gone."""

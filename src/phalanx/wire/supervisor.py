@@ -7,6 +7,7 @@
     POST streams    StreamsRequest -> StreamsReply   log and step bytes by offset; answered once durable
     POST samples    SamplesRequest -> 204            in memory only
     GET  blobs/{sha256}            -> bytes          an uploaded working directory
+    POST data                      -> DataPeersReply nodes that have chunks of datasets: wire.data_peers
     storage, checkpoints, outputs                    for nodes that do not share the head's folders: wire.stored_files
     GET  exec/{session}/input?after=N&signals=K&wait_s=20 -> ExecInput
     POST exec/{session}/output     ExecOutput        -> 204
@@ -177,6 +178,19 @@ class JobSample(msgspec.Struct, frozen=True, kw_only=True):
     memory_peak_bytes: int
 
 
+class StagingSample(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a member is that stages the dataset `name` now. `from_*_bytes`: what came from there in this run."""
+
+    job_id: JobId
+    epoch: Epoch
+    name: str
+    done_bytes: int
+    total_bytes: int
+    rate_bytes_per_s: float
+    from_source_bytes: int = 0
+    from_peers_bytes: int = 0
+
+
 class EnergyReading(msgspec.Struct, frozen=True, kw_only=True):
     """The energy that a meter has counted, in millijoules, at a moment of the node's boot clock.
 
@@ -213,6 +227,7 @@ class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):
     disk_free_bytes: int = 0
     every_s: float = 1.0
     jobs: list[JobSample] = []
+    staging: list[StagingSample] = []
     energy: list[EnergyReading] = []
     sent_ns: int = 0
 
@@ -264,6 +279,7 @@ _EVENTS: Final[dict[str, type[Any]]] = {
         reports.ProgressReported,
         reports.NodeDied,
         reports.PowerLimited,
+        reports.DatasetsHeld,
         reports.NodeHealthReported,
     )
 }

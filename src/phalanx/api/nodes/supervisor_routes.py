@@ -39,6 +39,7 @@ from phalanx.core.state.reports import (
     BudgetReached,
     CheckpointFailed,
     CheckpointSaved,
+    DatasetsHeld,
     DiskFreed,
     IdleJobsObserved,
     NodeDied,
@@ -407,7 +408,7 @@ def _report_of(runtime: ApiRuntime, name: NodeId, supervisor_id: SupervisorId, f
             raise NotPermitted(f"event {framed.seq}: supervisor {supervisor_id} may report only that it leaves {name}")
         return event
     node_id = node_of_supervisor(name)
-    if isinstance(event, PowerLimited | NodeHealthReported):
+    if isinstance(event, PowerLimited | NodeHealthReported | DatasetsHeld):
         if event.node_id != name:
             raise NotPermitted(f"event {framed.seq}: {name} may not report for node {event.node_id}")
         return event

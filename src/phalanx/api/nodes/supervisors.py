@@ -55,6 +55,11 @@ class SupervisorRegistry:
             )
         return known
 
+    def is_registered(self, node_id: NodeId, supervisor_id: SupervisorId) -> bool:
+        """Whether this supervisor is the registered one of its node."""
+        known = self._registered.get(node_id)
+        return known is not None and known.supervisor_id == supervisor_id
+
     def remove(self, node_id: NodeId) -> None:
         """Remove the supervisor of a node that left the fleet."""
         self._registered.pop(node_id, None)

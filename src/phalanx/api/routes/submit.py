@@ -32,6 +32,7 @@ from phalanx.core.ids import ProjectId, QueueId
 from phalanx.core.scheduling.shape import preferred_shape
 from phalanx.core.scheduling.submission import plan_notes, topology_notes, with_whole_tensor_groups
 from phalanx.core.state.events import SubmitJob
+from phalanx.core.work.data_sources import data_note
 from phalanx.core.work.dependency import ArrayPosition
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.launchers import alternatives_notes, launch_notes, role_notes
@@ -125,7 +126,14 @@ def submit_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:
         *plan,
         *_elastic_and_topology_notes(runtime, spec),
         *requirements_note(spec.requirements),
+        *_data_notes(runtime, spec),
     ]
+
+
+def _data_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:
+    if not spec.stages_data:
+        return []
+    return data_note(spec.data, spec.data_mode, {node.id: node.datasets for node in runtime.services.store.nodes()})
 
 
 def feasibility_warnings(runtime: ApiRuntime, job: Job) -> list[str]:

@@ -21,7 +21,8 @@ from phalanx.api.routes.submit import feasibility_warnings, submit_notes, submit
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.turns import in_turn
-from phalanx.api.views.records import used_budgets
+from phalanx.api.views.live import live_staging
+from phalanx.api.views.records import staging_views, used_budgets
 from phalanx.controller.read_snapshot import ReadSnapshot
 from phalanx.core.hints import Hint, HintCode, hint_keys
 from phalanx.core.ids import JobId
@@ -41,7 +42,7 @@ from phalanx.core.units import format_duration
 from phalanx.core.work.job import Job, JobState, WaitReasonCode, code_beside
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.users import Action
-from phalanx.wire.api.jobs import JobBody
+from phalanx.wire.api.jobs import JobBody, staging_text
 from phalanx.wire.why import (
     BlockerView,
     DryRunReply,
@@ -100,6 +101,8 @@ def _started_or_ended(services: HeadServices, job: Job, whole: bool) -> WhyReply
         since_s = attempts[-1].placed_s if attempts else job.started_s
         sleep = attempts[-1].sleep if attempts else None
         headline = f"has run for {format_duration(max(0.0, now_s - (since_s or now_s)))} on {_names(nodes)}"
+        if attempts and whole and (staging := staging_views(live_staging(services, job, attempts[-1]))):
+            headline = f"{staging_text(staging)}; its ranks start then; {headline}"
         if sleep is not None:
             headline = f"is {sleep.phase}{f': {sleep.why}' if sleep.why else ''}; {headline}"
         return WhyReply(

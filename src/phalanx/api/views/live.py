@@ -13,13 +13,14 @@ from phalanx.core.access.caller import Caller
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.state.records import NODE_POOLS, POOL_NODES
-from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.attempt import Attempt, AttemptState
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.reservation import Reservation
 from phalanx.ports.logs import stream_key
 from phalanx.ports.store import JobFilter
 from phalanx.wire.api.jobs import JobView, Progress
 from phalanx.wire.api.nodes import NodeView, OrderedNodeView
+from phalanx.wire.supervisor import StagingSample
 
 RUNNING_MAX = 5000  # more jobs than run at once on the largest fleet of DESIGN 6
 _EDGE_BYTES = 1 << 14  # read at both ends of a stream: the plan is at its start, the newest steps at its end
@@ -56,7 +57,16 @@ def _view(
         output_root=services.output_root,
         virtual=_on_virtual(services, attempt, nodes),
         waste=services.waste().alarms.get(job.id),
+        staging=live_staging(services, job, attempt),
     )
+
+
+def live_staging(services: HeadServices, job: Job, attempt: Attempt | None) -> dict[NodeId, StagingSample]:
+    """Return how far the nodes are that copy the job's data; empty once its ranks are started."""
+    if not job.spec.stages_data or attempt is None or attempt.state is not AttemptState.PLACED:
+        return {}
+    nodes = [grant.node_id for grant in attempt.allocation.grants]
+    return services.telemetry.staging(nodes, job.id, attempt.epoch)
 
 
 def _live_progress(services: HeadServices, job: Job, attempt: Attempt | None) -> Progress | None:

@@ -43,6 +43,7 @@ from phalanx.wire.api.jobs import (
     JobWasteView,
     Progress,
     RoleView,
+    StagingView,
 )
 from phalanx.wire.api.nodes import (
     CordonView,
@@ -58,7 +59,26 @@ from phalanx.wire.api.nodes import (
 )
 from phalanx.wire.api.output import EndEvent, StateEvent
 from phalanx.wire.api.people import ProjectView, TokenView, UserView
-from phalanx.wire.supervisor import DeviceSample, SamplesRequest
+from phalanx.wire.supervisor import DeviceSample, SamplesRequest, StagingSample
+
+
+def staging_views(staging: Mapping[NodeId, StagingSample]) -> list[StagingView]:
+    """Return how far each node is, by name."""
+    return [_staging(name, one) for name, one in sorted(staging.items())]
+
+
+def _staging(node: NodeId, sample: StagingSample) -> StagingView:
+    rate = sample.rate_bytes_per_s
+    left = max(0, sample.total_bytes - sample.done_bytes)
+    return StagingView(
+        node=node,
+        name=sample.name,
+        done_bytes=sample.done_bytes,
+        total_bytes=sample.total_bytes,
+        bytes_per_s=rate,
+        eta_s=left / rate if rate > 0 else None,
+        from_peers_bytes=sample.from_peers_bytes,
+    )
 
 
 def job_view(
@@ -72,6 +92,7 @@ def job_view(
     output_root: str,
     virtual: bool = False,
     waste: Spell[WasteSighting] | None = None,
+    staging: Mapping[NodeId, StagingSample] | None = None,
 ) -> JobView:
     """Return the view of a job with its newest attempt.
 
@@ -85,6 +106,7 @@ def job_view(
         output_root: the folder with the outputs of all jobs.
         virtual: its devices are virtual.
         waste: its alarm; None if it wastes no GPUs.
+        staging: of its nodes that copy data before its start.
     """
     spec = job.spec
     live = attempt is not None and attempt.holds_allocation
@@ -112,6 +134,7 @@ def job_view(
         generation=attempt.generation if attempt else Generation(0),
         attempts=job.epoch,
         restarts=max(0, job.epoch - 1) + (attempt.generation if attempt else 0),
+        staging=staging_views(staging or {}) if show_all else [],
         attempt_state=attempt.state if attempt is not None and live else None,
         resume_step=attempt.resume_from.step if attempt is not None and attempt.resume_from is not None else None,
         progress=progress,

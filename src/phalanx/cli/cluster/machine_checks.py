@@ -234,7 +234,9 @@ def check_accounts(brought_up: Mapping[str, Any]) -> Finding:
             what=what, level=Severity.WARN, says=f"all jobs run as {own} ({by})", mend="phalanx up --jobs-as owner"
         )
     closed, folder = first_closed_parent(sys.executable), os.environ.get(JOBS_DIR_VARIABLE) or JOBS_DIR
-    lacking = f"; they cannot read {closed}, and so not use this Python: requirements and #SBATCH scripts do not work"
+    lacking = (
+        f"; they cannot read {closed}, and so not use this Python: requirements, data and #SBATCH scripts do not work"
+    )
     return Finding(
         what=what,
         level=Severity.OK,

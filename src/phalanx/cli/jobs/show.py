@@ -31,7 +31,7 @@ from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.extras import extras_text
 from phalanx.core.work.job import JobState
-from phalanx.wire.api.jobs import AttemptView, JobView, RoleView
+from phalanx.wire.api.jobs import AttemptView, JobView, RoleView, staging_text
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -168,6 +168,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
         "after": ", ".join(job.unmet),
         "who": f"{job.user}, project {job.project}, queue {job.queue}, priority {job.priority}",
         "when": f"{_clock(job.submit_s)}{waited}{ran}{limit}",
+        "data": staging_text(job.staging),
         "shape": shape + (" (virtual devices)" if job.virtual else ""),
         "roles": "; ".join(_role(number, role) for number, role in enumerate(job.roles)),
         "resources": _resources(job),

@@ -45,6 +45,12 @@ def seat_token(key: str, seat: Seat) -> str:
     return f"{_PREFIX}.{seat.name}.{mac}"
 
 
+def supervisor_token(secret: bytes, name: NodeId) -> str:
+    """The token of a supervisor by its name: that of its node, or of its seat."""
+    seat = parse_seat(name)
+    return node_token(secret, name) if seat is None else seat_token(attempt_key(secret, seat.job_id, seat.epoch), seat)
+
+
 def join_token(secret: bytes, expires_s: float, salt: str = "") -> str:
     """A token that lets servers join until `expires_s` (Unix seconds) or until the head's salt changes; it permits nothing else."""
     until = str(int(expires_s))

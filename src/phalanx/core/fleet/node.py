@@ -64,6 +64,7 @@ class ForeignUsage:
 
 
 NO_FOREIGN_USAGE: Final = ForeignUsage()
+DATASETS_MAX: Final = 256  # that a node reports; 4 KiB of its record
 COUNT_MAX: Final = 1 << 60  # of anything on one server; an exbibyte of memory
 
 
@@ -92,6 +93,7 @@ class Node:
         power_limits: of each GPU that has one.
         power_cap: what an operator set; None without a cap.
         power_error: why the limits could not be set or restored, for messages.
+        datasets: keys of the datasets of which it has a copy, sorted.
         version: release of its supervisor; empty of one that does not say.
     """
 
@@ -128,6 +130,7 @@ class Node:
     power_cap: PowerCap | None = None
     power_error: str = ""
     version: str = ""
+    datasets: tuple[str, ...] = ()
 
     def invalid_count(self) -> str:
         """Which count reported by the supervisor is invalid; empty if all are valid."""

@@ -58,6 +58,7 @@ class Board:
         licences: seats of each licence.
         free_licences: free seats of each licence; negative if more are in use than exist.
         foreign_devices: devices in use outside Phalanx, of the nodes that have some.
+        data_nodes: bitset of the nodes that have a copy of a dataset, by its key.
         last_choice_nodes: bitset of nodes that are slow or fail gangs: used only if nothing else fits.
         has_lendable_quota: some queue has a quota that others may borrow.
         fragmentation: scores where parts of nodes go, on a board that has jobs with shares; else None, and best fit by whole devices decides.
@@ -69,6 +70,7 @@ class Board:
         "_rescored",
         "closed_nodes",
         "cpus",
+        "data_nodes",
         "decisions",
         "devices_of_node",
         "elastic",
@@ -136,6 +138,7 @@ class Board:
         self.closed_nodes: set[int] = set()
         self.foreign_devices: dict[int, int] = {}
         self.last_choice_nodes = 0
+        self.data_nodes: Mapping[str, int] = {}
         self._listener: BoardListener = _NO_LISTENER
         self._classes: dict[tuple[object, ...], JobClass] = {}
         self.fragmentation: FragmentationIndex | None = None
@@ -284,6 +287,8 @@ class Board:
             if klass.uneven_needs and not self.admits_need(klass, need):
                 continue
             avoided = entry.avoided_nodes | self.last_choice_nodes
+            if entry.data and (places := self._find_beside_data(entry, need, klass.excluded | excluded | avoided)):
+                return best or (need, places)
             for closed in (klass.excluded | excluded | avoided, klass.excluded | excluded):
                 places = self.find_need(need, closed)
                 if places is not None:
@@ -298,6 +303,20 @@ class Board:
                 if not avoided:
                     break
         return best
+
+    def _find_beside_data(self, entry: JobEntry, need: Need, excluded: int) -> Places | None:
+        """Where the need fits on nodes that all have a copy of the job's data; None if nowhere, or if something else matters more.
+
+        A gang in a fleet with a topology is placed close together instead: its data is copied once, and its steps cross the network always.
+        """
+        if need.nodes_max > need.nodes or need.others or (need.nodes > 1 and self.tree is not None):
+            return None
+        holders = -1
+        for key in entry.data:
+            holders &= self.data_nodes.get(key, 0)
+        if not holders:
+            return None
+        return self.find_need(need, excluded | (((1 << len(self.pool_of_node)) - 1) & ~holders))
 
     def work_rate(self, entry: JobEntry, need: Need, places: Places) -> float:
         """The speed of the whole job on these places: devices, times its speed on their model where that is known."""

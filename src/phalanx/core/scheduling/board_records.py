@@ -111,6 +111,7 @@ class JobEntry:
         overdue: it has waited past its limit and goes before all other jobs.
         lost_nodes: it lost its place through no fault of its own, and gets one before new jobs.
         avoided_nodes: bitset of nodes to use only if nothing else fits.
+        data: keys of the datasets that its nodes copy before the start.
         never_stopped: never stopped for another job.
         similar_jobs: similar jobs that a policy learns from; owned by the policy.
     """
@@ -137,6 +138,7 @@ class JobEntry:
     overdue: bool = False
     lost_nodes: bool = False
     avoided_nodes: int = 0
+    data: tuple[str, ...] = ()
     never_stopped: bool = False
     similar_jobs: SimilarJobs | None = None
 

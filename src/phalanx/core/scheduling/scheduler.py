@@ -51,6 +51,7 @@ from phalanx.core.state.plan import (
     WaitReason,
 )
 from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.data_sources import staged_keys
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job, JobState, WaitReasonCode
 from phalanx.core.work.queue import Queue
@@ -214,6 +215,7 @@ class Scheduler:
             if not self.fleet_index.nodes[number].schedulable:
                 self.board.remove_node(number)
         self._update_slow_nodes()
+        self._update_data_nodes()
         self._wake_s = -INFINITE
 
     def plan(self, snapshot: ClusterSnapshot, now_s: float, wall_s: float | None = None) -> Plan:
@@ -376,6 +378,8 @@ class Scheduler:
                     self.board.remove_node(number)
         if node.last_choice is not before.last_choice:
             self._update_slow_nodes()
+        if node.datasets != before.datasets:
+            self._update_data_nodes()
         if node.schedulable != before.schedulable:
             self._rejudge(snapshot)
             self._shaping.invalidate(node)
@@ -390,6 +394,13 @@ class Scheduler:
         self.board.last_choice_nodes = bitset_of(
             number for number, node in enumerate(self.fleet_index.nodes) if node.last_choice
         )
+
+    def _update_data_nodes(self) -> None:
+        holders: dict[str, list[int]] = {}
+        for number, node in enumerate(self.fleet_index.nodes):
+            for key in node.datasets:
+                holders.setdefault(key, []).append(number)
+        self.board.data_nodes = {key: bitset_of(numbers) for key, numbers in holders.items()}
 
     def _update_shapes(self, snapshot: ClusterSnapshot) -> None:
         """Other nodes are up: a request without a fixed shape may have a different one, or have one for the first time."""
@@ -583,6 +594,7 @@ class Scheduler:
             stops=job.preemptions,
             moves=job.moves,
             avoided_nodes=self.fleet_index.bitset_of(job.avoided_nodes),
+            data=staged_keys(job.spec.data, job.spec.data_mode),
             never_stopped=not job.spec.preemptible,
             saved_s=NEVER_S if job.spec.saves_on_stop else 0.0,
             lost_nodes=job.reason in LOST_NODE_REASONS,

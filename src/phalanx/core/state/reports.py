@@ -311,6 +311,14 @@ class NodeHealthReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetsHeld:
+    """The keys of all datasets of which a node has a copy now (`core.work.data_sources.dataset_key`), sorted."""
+
+    node_id: NodeId
+    datasets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UsageCounted:
     """The ledger of states has counted up to `mark`: replaces these hours, and the measured use of these attempts."""
 
@@ -391,6 +399,7 @@ Report = (
     | UsageCounted
     | IdleJobsObserved
     | PowerLimited
+    | DatasetsHeld
     | NodeHealthReported
     | BudgetReached
     | OutputsReached

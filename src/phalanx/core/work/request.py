@@ -18,6 +18,7 @@ from phalanx.core.ids import NodeId
 from phalanx.core.units import parse_duration_s, parse_memory_bytes
 from phalanx.core.work.array import ArrayRequest, parse_array
 from phalanx.core.work.begin_time import parse_begin_s
+from phalanx.core.work.data_sources import DataMode, parse_data
 from phalanx.core.work.dependency import Dependency, DependencyKind, parse_dependencies
 from phalanx.core.work.extras import parse_extras
 from phalanx.core.work.gpus import (
@@ -163,6 +164,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
     name = _name(given, argv, script)
     service = parse_service_terms(given, name)
     plan = parse_plan(given.get("plan", ""))
+    data, mode = _data(given)
     role = _role(given, argv, script, service, plan)
     spec = JobSpec(
         name=name,
@@ -172,6 +174,8 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         env=_env(given),
         setup=_text(given, "setup"),
         requirements=_read(given, "requirements", parse_requirements, ""),
+        data=data,
+        data_mode=mode,
         image=_image(given),
         project=_text(given, "project"),
         queue=_text(given, "queue"),
@@ -444,6 +448,13 @@ def _env(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
     return pairs
 
 
+def _data(given: Mapping[str, object]) -> tuple[tuple[tuple[str, str], ...], DataMode]:
+    none: tuple[tuple[tuple[str, str], ...], DataMode] = ((), DataMode.STAGE)
+    return (
+        _read({**given, "data": dict(_table(given, "data"))}, "data", parse_data, none) if given.get("data") else none
+    )
+
+
 def _dependencies(given: Mapping[str, object], array: ArrayRequest | None) -> tuple[Dependency, ...]:
     none: tuple[Dependency, ...] = ()
     found = _read(given, "depends_on", parse_dependencies, none)
@@ -585,6 +596,7 @@ def _bounded(spec: JobSpec) -> None:
         ("workdir", spec.workdir),
         *(("env", f"{name}={value}") for name, value in spec.env),
         ("checkpoint", spec.checkpoint),
+        *(("data", source) for _, source in spec.data),
     ]
     total = 0
     for key, text in texts:

@@ -9,6 +9,7 @@ from typing import Final
 from phalanx.core.ids import NodeId
 from phalanx.core.resources import Extras, Resources
 from phalanx.core.work.allocation import NodeGrant
+from phalanx.core.work.data_sources import DataMode
 from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.requirements import NO_REQUIREMENTS
@@ -105,6 +106,7 @@ class JobSpec:
         env: variables for every task, as pairs in the order written.
         setup: shell text run once per node before the tasks.
         requirements: file of the working directory that lists Python packages, "none", or "" for the default of a copy.
+        data: its datasets, as pairs of name and source in the order written; `data_mode`: how they reach its nodes.
         image: of the container that the command runs in, as the runtime names it; "" for the node itself.
         time_limit_s: None for no limit.
         retry: restarts granted for user errors (non-zero exits); crashes and lost nodes have their own budget.
@@ -134,6 +136,8 @@ class JobSpec:
     env: tuple[tuple[str, str], ...] = ()
     setup: str = ""
     requirements: str = ""
+    data: tuple[tuple[str, str], ...] = ()
+    data_mode: DataMode = DataMode.STAGE
     image: str = ""
     project: str = ""
     queue: str = ""
@@ -170,11 +174,16 @@ class JobSpec:
 
     @property
     def has_long_preparation(self) -> bool:
-        """Whether its nodes may need long to prepare: they run a setup, install packages, or pull an image."""
+        """Whether its nodes may need long to prepare: they run a setup, install packages, pull an image, or stage data."""
         packages = (
             self.requirements != NO_REQUIREMENTS if self.requirements else bool(self.upload)
         )  # a copy may contain its own list
-        return bool(self.setup or self.image) or packages
+        return bool(self.setup or self.image) or packages or self.stages_data
+
+    @property
+    def stages_data(self) -> bool:
+        """Whether its nodes copy datasets before the start."""
+        return bool(self.data) and self.data_mode is DataMode.STAGE
 
     @property
     def command_line(self) -> str:

@@ -14,6 +14,7 @@ from phalanx.core.resources import add_extras
 from phalanx.core.state.commands import PrepareTasks, StartTasks
 from phalanx.core.units import MIB
 from phalanx.core.work.allocation import NodeGrant
+from phalanx.core.work.data_sources import data_variable
 from phalanx.core.work.gang_topology import gang_topology_to_json
 from phalanx.core.work.launchers import slots_on_node
 from phalanx.core.work.layouts.layout import layout_to_json
@@ -107,6 +108,7 @@ class NodeContext:
     """The node's part of the environment.
 
     `devices`: UUIDs of the grant's devices or MIG slices, by local rank; `base`: the supervisor's environment; `mps`: pipe folder of its MPS daemon, or "".
+    `data`: path or address of each dataset, by name.
     `root`: whether its processes run as root; `jax`: whether the job's script imports JAX; `ipv6`: whether this node can bind `[::]`.
     """
 
@@ -115,6 +117,7 @@ class NodeContext:
     virtual: bool
     folders: MemberFolders
     mps: str = ""
+    data: tuple[tuple[str, str], ...] = ()
     root: bool = False
     jax: bool = False
     ipv6: bool = True
@@ -230,6 +233,7 @@ def _place(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[s
         "PHALANX_VIRTUAL": "1" if node.virtual else "0",
         "PHALANX_DEVICES": ",".join(node.devices),
         "CUDA_VISIBLE_DEVICES": "" if node.virtual and not _slices(grant) else ",".join(node.devices),
+        **{data_variable(name): place for name, place in node.data},
         **_array(prepare),
         **_plan(prepare),
     }

@@ -54,6 +54,8 @@ class MemberRuntime:
         venv: folder of the environment that its processes run in; "" for none.
         mps: pipe folder of the MPS daemon of its shared device; "" without one.
         slices: UUIDs of its MIG slices, by local rank; empty without.
+        data: what its ranks get for each dataset, by name: a path or an address.
+        staging: file with the progress of the program that stages its data, while it runs; else "".
         cleanup: resources to release when none of its processes is left.
         pids: of started tasks, by rank; for the sampler, not a reliable list of live processes.
         stream_starts: length of each rank's stream when this generation began.
@@ -92,6 +94,8 @@ class MemberRuntime:
     venv: str = ""
     mps: str = ""
     slices: tuple[str, ...] = ()
+    data: tuple[tuple[str, str], ...] = ()
+    staging: str = ""
     cleanup: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     pids: dict[int, int] = field(default_factory=dict)
     stream_starts: dict[int, int] = field(default_factory=dict)

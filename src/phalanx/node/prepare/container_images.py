@@ -234,6 +234,7 @@ def _mounts(member: MemberRuntime) -> tuple[str, ...]:
         order.output_dir,
         order.checkpoint_dir,
         member.checkpoints,
+        *(path for _, path in member.data if path.startswith("/")),
         member.outputs,
         *filter(None, [member.mps]),
         *resume,

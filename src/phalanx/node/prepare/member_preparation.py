@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.fleet.fitness import BadLink
+from phalanx.core.work.data_sources import DataMode
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.share import DeviceShare, ShareKind
+from phalanx.node.data.held_datasets import HeldDatasets
 from phalanx.node.files import workdir_upload
 from phalanx.node.files.job_accounts import (
     SINGLE_ACCOUNT,
@@ -45,11 +47,13 @@ from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.mpi.mpi_rank import agent_path
 from phalanx.node.prepare import (
     container_images,
+    data_staging,
     package_install,
     path_probe,
     resume_checkpoint,
 )
 from phalanx.node.prepare.command_check import check_program_and_script
+from phalanx.node.prepare.data_server import DataServers
 from phalanx.node.prepare.hook_runner import OperatorHooks
 from phalanx.node.prepare.member_slices import hold_slices
 from phalanx.node.prepare.mps_daemons import MpsDaemons, MpsUnavailable
@@ -93,6 +97,8 @@ class NodeServices:
         mps: the daemons of shared devices.
         slices: makes and removes MIG slices; None if no device can be divided.
         hooks: the programs of the node's operator.
+        data_servers: serve chunks of datasets to other nodes.
+        held_datasets: the datasets of which the node has a copy.
         clock_offset_s: how far our wall clock is ahead of the head's.
         accounts: the account policy; its `folder` holds the files of other accounts' jobs, `folder` here holds ours.
     """
@@ -117,6 +123,8 @@ class NodeServices:
     slices: SliceKeeper | None
     clock_offset_s: Callable[[], float]
     hooks: OperatorHooks
+    data_servers: DataServers
+    held_datasets: HeldDatasets
     folder: str = ""
     accounts: JobAccountPolicy = SINGLE_ACCOUNT
 
@@ -128,6 +136,7 @@ class NodeServices:
             devices=self.visible_devices(member),
             virtual=self.virtual,
             mps=member.mps,
+            data=member.data,
             folders=MemberFolders(
                 hostfile=scratch.hostfile,
                 page=scratch.page,
@@ -252,6 +261,7 @@ def _prepare(member: MemberRuntime, services: NodeServices) -> tuple[PublishedCh
         _bring_files,
         _join_mps,
         _make_slices,
+        _bring_data,
         _bring_image,
         _bring_packages,
         _check_command,
@@ -399,6 +409,24 @@ def _join_mps(member: MemberRuntime, services: NodeServices) -> None:
 
 def _make_slices(member: MemberRuntime, services: NodeServices) -> None:
     hold_slices(member, services.slices, services.devices)
+
+
+def _bring_data(member: MemberRuntime, services: NodeServices) -> None:
+    """Stage the datasets, before a container is made that mounts them."""
+    spec = member.prepare.spec
+    if not spec.data:
+        return
+    if spec.data_mode is DataMode.STAGE:
+        _open(member, services)
+    data_staging.provide(
+        member,
+        cache=services.cache_folder(member),
+        servers=services.data_servers,
+        held=services.held_datasets,
+        limit=services.base.get(data_staging.LIMIT_VARIABLE, ""),
+        variables=environment.setup_environment(member.prepare, member.grant, services.node_view(member)),
+        open_output=lambda: services.open_supervisor_output(member),
+    )
 
 
 def _bring_image(member: MemberRuntime, services: NodeServices) -> None:

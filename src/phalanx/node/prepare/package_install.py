@@ -16,16 +16,16 @@ from typing import Final
 
 from phalanx.core.work.requirements import NO_REQUIREMENTS
 from phalanx.node.files.cache_folder import make_cache
+from phalanx.node.files.folder_cache import FolderCache
 from phalanx.node.files.job_accounts import acting_as, open_for_writing
 from phalanx.node.files.preparation_error import PreparationFailed
-from phalanx.node.files.venv_cache import VenvCache
 from phalanx.node.logic.requirements import activated, default_requirements_file
 from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.prepare.cached_folders import hold_folder, read_answer
 from phalanx.node.prepare.setup_runner import REQUIREMENTS_TASK, run_setup_command
 
 _PROGRAM: Final = (sys.executable, "-I", "-m", "phalanx.node.prepare.package_install_main")
 
-_ANSWER_CHARACTERS_MAX: Final = 1 << 20  # includes the installer's last lines
 _FILE_BYTES_MAX: Final = 16 << 20  # a list of packages; the installer reads it again, within the job's memory
 _NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)?")  # a folder in the cache, never above it
 
@@ -60,7 +60,7 @@ def bring(
     with acting_as(member.account):
         make_cache(cache, member.account)
         name = _name_in(answer)
-        fresh = name is None or (name and not _take(member, VenvCache(cache), name))
+        fresh = name is None or (name and not _take(member, FolderCache(cache), name))
         if fresh:
             with open(open_for_writing(order), "w", encoding="utf-8") as out:
                 request = {
@@ -78,7 +78,7 @@ def bring(
             name = _name_in(answer)
             if name is None:
                 raise PreparationFailed(_why(answer, file), charge=_charged(answer))
-            taken = not name or _take(member, VenvCache(cache), name)
+            taken = not name or _take(member, FolderCache(cache), name)
         if not taken:
             raise PreparationFailed(f"{file}: its packages were removed right after their installation", charge=False)
 
@@ -88,52 +88,29 @@ def dressed(member: MemberRuntime, variables: dict[str, str]) -> dict[str, str]:
     return activated(variables, member.venv) if member.venv else variables
 
 
-def _take(member: MemberRuntime, venvs: VenvCache, name: str) -> bool:
+def _take(member: MemberRuntime, venvs: FolderCache, name: str) -> bool:
     """Hold the environment until the member is wound up; False if it is gone.
 
     Raises:
-        PreparationFailed: the member was stopped, or another process holds the environment.
+        PreparationFailed: as `hold_folder`.
     """
-    try:
-        descriptor = venvs.acquire(name, member.cancelled.is_set)
-    except TimeoutError as error:
-        stopped = member.cancelled.is_set()
-        why = (
-            "the job was stopped during preparation"
-            if stopped
-            else f"{venvs.path(name)}: another process holds its lock"
-        )
-        raise PreparationFailed(why, charge=not stopped) from error
-    if not venvs.complete(name):
-        os.close(descriptor)
+    if not hold_folder(member, venvs, name):
         return False
-    member.cleanup.callback(os.close, descriptor)
     member.venv = venvs.path(name)
     return True
 
 
-def _answer(path: str) -> dict[str, object]:
-    try:
-        # Written by the installer and the code that it installs: a pipe or a long text must not block us.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(descriptor, encoding="utf-8") as file:
-            found = json.loads(file.read(_ANSWER_CHARACTERS_MAX))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _name_in(path: str) -> str | None:
-    name = _answer(path).get("name")
+    name = read_answer(path).get("name")
     return name if isinstance(name, str) and _NAME.fullmatch(name) else None
 
 
 def _why(path: str, file: str) -> str:
-    return str(_answer(path).get("why") or f"installing {file} was interrupted on this node")
+    return str(read_answer(path).get("why") or f"installing {file} was interrupted on this node")
 
 
 def _charged(path: str) -> bool:
-    return _answer(path).get("charge") is True
+    return read_answer(path).get("charge") is True
 
 
 def _bytes(path: str) -> bytes | None:

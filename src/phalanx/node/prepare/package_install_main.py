@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.durable_files import replace_file
-from phalanx.node.files.venv_cache import VenvCache
+from phalanx.node.files.folder_cache import FolderCache
 from phalanx.node.logic.requirements import (
     InvalidRequirements,
     PythonInterpreter,
@@ -81,7 +81,7 @@ def _install(order: dict[str, Any]) -> str:
     python = _ask_python(python_candidates(order["argv"]), workdir)
     contents = [(path, _digest(os.path.join(workdir, path), path, file)) for path in wanted.local_paths]
     name = environment_name(python, wanted, contents)
-    venvs = VenvCache(order["cache"])
+    venvs = FolderCache(order["cache"])
     in_use = venvs.acquire(name)  # from here on no sweep of another job removes it
     try:
         if venvs.complete(name):
@@ -101,7 +101,7 @@ def _install(order: dict[str, Any]) -> str:
 
 
 def _make(
-    venvs: VenvCache, name: str, python: PythonInterpreter, wanted: RequirementsList, order: dict[str, Any]
+    venvs: FolderCache, name: str, python: PythonInterpreter, wanted: RequirementsList, order: dict[str, Any]
 ) -> None:
     began_s = time.monotonic()
     path = venvs.clear(name)

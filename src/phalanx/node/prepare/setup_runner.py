@@ -16,7 +16,8 @@ from phalanx.node.processes.attempt_processes import TaskNotStarted, TaskSpec
 SETUP_TASK: Final = "setup"
 REQUIREMENTS_TASK: Final = "requirements"
 IMAGE_TASK: Final = "image"
-SETUP_TASKS: Final = frozenset({SETUP_TASK, REQUIREMENTS_TASK, IMAGE_TASK})
+DATA_TASK: Final = "data"
+SETUP_TASKS: Final = frozenset({SETUP_TASK, REQUIREMENTS_TASK, IMAGE_TASK, DATA_TASK})
 
 
 def run_setup_command(

@@ -44,7 +44,7 @@ class LinkProbeListener:
 
     def __init__(self, name: str, address: str) -> None:
         self._name = name
-        self._socket = None if is_loopback(address) else _bound(address)
+        self._socket = None if is_loopback(address) else bound_socket(address)
         self._room = threading.BoundedSemaphore(_SERVED_AT_ONCE)
         self._closed = threading.Event()
         self.port = 0 if self._socket is None else int(self._socket.getsockname()[1])
@@ -168,7 +168,7 @@ def _connect_back(address: str, port: int) -> str:
     return ""
 
 
-def _bound(address: str) -> socket.socket | None:
+def bound_socket(address: str) -> socket.socket | None:
     """A listening socket on the address, or on all addresses if it is not one of this machine (a forwarded one)."""
     for host in (address, ""):
         for _ in range(_PORT_TRIES):

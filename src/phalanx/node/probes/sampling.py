@@ -47,6 +47,7 @@ class Sampler:
         tenants_by_device: whose processes are on each device index now.
         head_index: the head's index of a device.
         job_samples: what the processes of each member used.
+        staging: how far the members are that stage data now.
         on_xids: receives errors of the GPU driver: the device's index here, and the XIDs.
         renew_interval_s: the head's renewal interval in seconds; it grows with the fleet, and samples follow it.
         indices_known: whether `head_index` knows them; no energy is reported before that.
@@ -67,10 +68,12 @@ class Sampler:
         indices_known: Callable[[], bool] = lambda: True,
         renew_interval_s: Callable[[], float] = lambda: 0.0,
         job_samples: Callable[[], list[wire.JobSample]] = list,
+        staging: Callable[[], list[wire.StagingSample]] = list,
         on_xids: Callable[[int, tuple[int, ...]], None] = lambda _index, _xids: None,
     ) -> None:
         self._on_xids = on_xids
         self._job_samples = job_samples
+        self._staging = staging
         self._number = head_index
         self._indices_known = indices_known
         self._meters = EnergyMeters(supervisor_id)
@@ -231,6 +234,7 @@ class Sampler:
                 disk_free_bytes=node_facts(self._folder).disk_free_bytes,
                 every_s=every_s,
                 jobs=self._job_samples(),
+                staging=self._staging(),
                 energy=energy,
                 sent_ns=boottime_ns(),
             )

@@ -19,9 +19,10 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, SupervisorId
 from phalanx.core.state.commands import Command
-from phalanx.core.state.reports import PowerLimited, TaskExited
+from phalanx.core.state.reports import DatasetsHeld, PowerLimited, TaskExited
 from phalanx.core.state.reports import Report as ReportedEvent
 from phalanx.core.work.seats import Seat
+from phalanx.node.data.held_datasets import HeldDatasets
 from phalanx.node.diagnosis.job_usage import JobUsageProbe
 from phalanx.node.diagnosis.memory_watch import MemoryWatch
 from phalanx.node.diagnosis.rank_monitor import RankMonitor
@@ -82,7 +83,8 @@ from phalanx.node.member.rank_reports import RankReport
 from phalanx.node.member.scratch import scratch_of
 from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.power.limit_keeper import PowerLimitKeeper
-from phalanx.node.prepare import container_images, member_preparation
+from phalanx.node.prepare import container_images, data_staging, member_preparation
+from phalanx.node.prepare.data_server import DataServers
 from phalanx.node.prepare.hook_runner import OperatorHooks
 from phalanx.node.prepare.member_preparation import NodeServices
 from phalanx.node.prepare.mps_daemons import MpsDaemons
@@ -176,6 +178,7 @@ class SupervisorLoop:
             indices_known=lambda: settings.seat is None or bool(self._numbers),
             renew_interval_s=lambda: self._renewer.renew_in_s,
             job_samples=JobUsageProbe(self._presents.all).sample,
+            staging=lambda: [one for member in self._presents.all() if (one := data_staging.progress_of(member))],
             on_xids=self._watch.kernel_log.add_xids,
         )
         self._memory_watch = MemoryWatch(
@@ -191,6 +194,8 @@ class SupervisorLoop:
             shutting_down=lambda: self._urgent,
             resume_folders=self._presents.resume_folders,
         )
+        self._cache = cache_folder(settings.folder, per_attempt=settings.seat is not None, environment=settings.base)
+        self._held = HeldDatasets("" if settings.accounts.folder else self._cache, self._report_datasets)
         self._storage_connection = HeadConnection(access)
         self._probe = probe
         self._work = KeyedThreadPool("work", WORK_THREADS, SLOW_THREADS)
@@ -349,7 +354,7 @@ class SupervisorLoop:
             self._inbox.put(member_preparation.prepare_member(member, self._services))
 
         spec = order.spec
-        slow = bool(spec.setup or spec.image or spec.requirements or spec.upload or self._hooks.may_run)
+        slow = bool(spec.setup or spec.image or spec.requirements or spec.upload or spec.data or self._hooks.may_run)
         self._work.submit(_lane(action.key), work, slow=slow)
 
     def _do_work(self, action: SpawnTasks | DrainOutput) -> None:
@@ -369,6 +374,10 @@ class SupervisorLoop:
 
     def _after_work(self, member: MemberRuntime, then: Callable[[], None]) -> None:
         self._work.submit(_lane(member.key), then)
+
+    def _report_datasets(self, keys: tuple[str, ...]) -> None:
+        if self._settings.seat is None:  # a seat's supervisor speaks for one attempt, not for the node
+            self._events.put([DatasetsHeld(node_id=self._settings.node.id, datasets=keys)])
 
     def _call_sleep_hook(self, member: MemberRuntime, action: CallSleepHook) -> None:
         def memory_in_use() -> str:
@@ -515,6 +524,7 @@ class SupervisorLoop:
             node=replace(
                 self._settings.node,
                 shares_head_files=bool(self.sees_head_files),
+                datasets=self._held.keys(),
                 limits=self._containments.limits.kind,
                 power_limits=() if self._settings.power is None else self._settings.power.limits(),
             ),
@@ -547,7 +557,7 @@ class SupervisorLoop:
             settings.slices.recover(self._probe.devices())  # the processes of an earlier supervisor have ended by now
         if settings.power is not None:
             settings.power.recover(time.time())
-        cache = cache_folder(settings.folder, per_attempt=settings.seat is not None, environment=settings.base)
+        cache = self._cache
         start_thread(
             "image-sweep", lambda: container_images.remove_dead_containers(cache, settings.base.get("PATH", os.defpath))
         )
@@ -571,6 +581,8 @@ class SupervisorLoop:
             sees_head_files=lambda: self.sees_head_files,
             mps=mps,
             slices=settings.slices,
+            data_servers=DataServers(settings.access, settings.supervisor_id, settings.node.address),
+            held_datasets=self._held,
             hooks=self._hooks,
             clock_offset_s=lambda: self._renewer.clock_offset_s,
             preflight_checks=PreflightChecks(
@@ -599,6 +611,7 @@ class SupervisorLoop:
         self._fence.close(FLUSH_S)
         self._watch.close(FLUSH_S)
         services.zygotes.close()
+        services.data_servers.close()
         leftover = services.host.close()
         if leftover:
             _log.error("processes %s survive SIGKILL", leftover)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
+from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState
 
+_STAGING_MAX: Final = 3  # nodes in one line
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 
 
@@ -59,6 +62,31 @@ class JobWasteView(msgspec.Struct, frozen=True, kw_only=True):
     gpu_hours: float
 
 
+class StagingView(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a node is that copies a dataset of a job before its start. `eta_s`: None while the rate is not known."""
+
+    node: NodeId
+    name: str
+    done_bytes: int
+    total_bytes: int
+    bytes_per_s: float
+    eta_s: float | None
+    from_peers_bytes: int = 0
+
+
+def staging_text(staging: Sequence[StagingView]) -> str:
+    """Return how far the copies of a job's data are, the slowest node first; empty if none is made now."""
+    slowest = sorted(staging, key=lambda one: one.done_bytes / max(1, one.total_bytes))
+    parts = []
+    for one in slowest[:_STAGING_MAX]:
+        rate = f", {format_bytes(int(one.bytes_per_s))}/s" if one.bytes_per_s else ""
+        ends = f", {format_duration(one.eta_s)} left" if one.eta_s else ""
+        size = f"{format_bytes(one.done_bytes)} of {format_bytes(one.total_bytes)}"
+        parts.append(f"{one.node} copies {one.name}: {size}{rate}{ends}")
+    more = len(slowest) - _STAGING_MAX
+    return "; ".join(parts) + (f"; {more} more nodes" if more > 0 else "")
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """A job.
 
@@ -71,6 +99,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         restarts: attempts after the first, and in-place restarts.
         utilization: 0..1, mean over its devices; None if unknown.
         attempt_state: of the live attempt; None without one.
+        staging: nodes that copy its data before its start, now.
         resume_step: the step from which the newest attempt started.
         waste: its alarm, if it wastes GPUs now; of several, the one that wastes most.
         virtual: its devices are slots on CPU.
@@ -110,6 +139,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     restarts: int = 0
     attempt_state: AttemptState | None = None
+    staging: list[StagingView] = []
     resume_step: int | None = None
     progress: Progress | None = None
     utilization: float | None = None
@@ -267,6 +297,7 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     env: dict[str, Any] | list[str] | None = None
     setup: str | None = None
     requirements: str | None = None
+    data: dict[str, Any] | list[str] | None = None
     tasks_per_node: int | None = None
     priority: int | None = None
     queue: str | None = None

@@ -1,10 +1,10 @@
-"""Virtual environments with jobs' packages on this node: one folder per name, complete or absent, kept while in use, evicted by last use.
+"""Cached folders of one kind on this node (environments with jobs' packages, datasets): complete or not, kept while in use, evicted by last use.
 
-    <cache>/venvs/<name>/               an environment; complete once `.phalanx-complete` is in it
-    <cache>/venvs/locks/<name>.making   held by the process that creates it; others wait
-    <cache>/venvs/locks/<name>.used     shared by the supervisors of attempts that run in it: no sweep removes it
+    <cache>/<kind>/<name>/               a folder; complete once `.phalanx-complete` is in it
+    <cache>/<kind>/locks/<name>.making   held by the process that creates it; others wait
+    <cache>/<kind>/locks/<name>.used     shared by the supervisors of attempts that use it: no sweep removes it
 
-The locks are flock(2): they end with their process. Both the installing program and the supervisor use this module; neither trusts the other.
+The locks are flock(2): they end with their process. Both the creating program and the supervisor use this module; neither trusts the other.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _LOCKS: Final = "locks"
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class VenvCache:
+class FolderCache:
     """See the module. Creating an instance creates no files."""
 
-    def __init__(self, cache: str) -> None:
-        self.folder = os.path.join(cache, "venvs")
+    def __init__(self, cache: str, kind: str = "venvs") -> None:
+        self.folder = os.path.join(cache, kind)
 
     def path(self, name: str) -> str:
         """Its folder, which may not exist."""
@@ -43,7 +43,7 @@ class VenvCache:
 
     def complete(self, name: str) -> bool:
         """Whether it is complete."""
-        return os.path.exists(self._marker(name))
+        return os.path.exists(self.marker(name))
 
     def acquire(self, name: str, cancelled: Callable[[], bool] = lambda: False) -> int:
         """Mark it as used now; returns a descriptor that protects it from sweeps until closed.
@@ -66,7 +66,7 @@ class VenvCache:
                     raise TimeoutError(errno.ETIMEDOUT, "another process holds it", self.path(name)) from None
             time.sleep(_POLL_S)
         with contextlib.suppress(OSError):
-            os.utime(self._marker(name))
+            os.utime(self.marker(name))
         return descriptor
 
     @contextlib.contextmanager
@@ -112,15 +112,15 @@ class VenvCache:
                 os.sync()
         finally:
             os.close(folder)
-        replace_file("", self._marker(name), json.dumps({"bytes": _size_bytes(path)}).encode())
+        replace_file("", self.marker(name), json.dumps({"bytes": size_on_disk(path)}).encode())
 
     def sweep(self, bytes_max: int = VENVS_BYTES_MAX) -> list[str]:
         """Remove the least recently used until the rest fits, and unfinished ones; returns their names. Those in use stay."""
         stored: list[tuple[str, float, int]] = []
         unfinished: list[str] = []
-        for name in self._names():
+        for name in self.names():
             try:
-                stored.append((name, os.stat(self._marker(name)).st_mtime, self._bytes(name)))
+                stored.append((name, os.stat(self.marker(name)).st_mtime, self._bytes(name)))
             except OSError:
                 unfinished.append(name)
         return [name for name in [*unfinished, *environments_to_evict(stored, bytes_max)] if self._drop(name)]
@@ -136,26 +136,28 @@ class VenvCache:
                 return False
             else:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._marker(name))  # first: an environment that is partly removed is not complete
+                    os.unlink(self.marker(name))  # first: an environment that is partly removed is not complete
                 shutil.rmtree(self.path(name), ignore_errors=True)
                 return True
             finally:
                 os.close(descriptor)
 
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """All folders, complete or not, sorted."""
         try:
             return sorted(name for name in os.listdir(self.folder) if name != _LOCKS)
         except FileNotFoundError:
             return []
 
     def _bytes(self, name: str) -> int:
-        with open(self._marker(name), encoding="ascii") as file:
+        with open(self.marker(name), encoding="ascii") as file:
             try:
                 return int(json.load(file)["bytes"])
             except (ValueError, KeyError, TypeError):
                 return 0
 
-    def _marker(self, name: str) -> str:
+    def marker(self, name: str) -> str:
+        """The file that exists while the folder is complete."""
         return os.path.join(self.folder, name, _COMPLETE)
 
     def _lock_file(self, name: str, kind: str) -> int:
@@ -165,8 +167,8 @@ class VenvCache:
         return os.open(os.path.join(locks, f"{name}.{kind}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def _size_bytes(path: str) -> int:
-    """The folder's size on disk; a file with several names is counted once per name."""
+def size_on_disk(path: str) -> int:
+    """The folder's size on disk; a file with several names is counted once per name, a sparse one as far as it is written."""
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:
