@@ -70,7 +70,7 @@ def test_killed_staging_of_a_real_job_goes_on_in_its_next_attempt():
         head.wait_for_state(again, "succeeded")
         assert server.bytes == 0
         notes = head.call("POST", "/v1/jobs/dry-run", {"run": ["true"], "data": {"train": server.url}, "workdir": "/"})
-        assert "train is on n0 already" in notes["notes"]
+        assert any("train: 16 MiB, on n0 already, about " in note for note in notes["notes"])
     server.server.shutdown()
     server.server.server_close()
 

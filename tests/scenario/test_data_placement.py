@@ -2,6 +2,7 @@
 
 import pytest
 
+from phalanx.core.fleet.node import HeldDataset
 from phalanx.core.ids import NodeId
 from phalanx.core.state.reports import DatasetsHeld
 from phalanx.core.work.data_sources import DataMode, dataset_key
@@ -19,7 +20,8 @@ def cluster():
 
 
 def hold(cluster, node, *sources):
-    cluster.turn([DatasetsHeld(node_id=NodeId(node), datasets=tuple(sorted(map(dataset_key, sources))))])
+    held = tuple(HeldDataset(key=dataset_key(one), size_bytes=1 << 30, bytes_per_s=1e7) for one in sources)
+    cluster.turn([DatasetsHeld(node_id=NodeId(node), datasets=held)])
 
 
 def where(cluster, job_id):

@@ -94,7 +94,8 @@ def _return_with_room(context: StepContext, freed: DiskFreed) -> None:
 def _apply_datasets(context: StepContext, report: DatasetsHeld) -> None:
     """Remember which datasets a node has, for the placement of jobs that read them."""
     node = context.world.nodes.get(report.node_id)
-    found = tuple(sorted(report.datasets)[:DATASETS_MAX])
+    valid = (one for one in report.datasets if one.valid)
+    found = tuple(sorted(valid, key=lambda one: one.key)[:DATASETS_MAX])
     if node is not None and node.datasets != found:
         context.change.put(replace(node, datasets=found))
 

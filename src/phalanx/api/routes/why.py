@@ -39,6 +39,7 @@ from phalanx.core.scheduling.outlook.projection import FleetProjection
 from phalanx.core.scheduling.outlook.what_if import trim_snapshot, what_if
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.units import format_duration
+from phalanx.core.work.data_sources import data_note
 from phalanx.core.work.job import Job, JobState, WaitReasonCode, code_beside
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.users import Action
@@ -144,7 +145,7 @@ def _why(services: HeadServices, found: ReadSnapshot, job: Job, whole: bool) -> 
             job_id=job.id,
             state=job.state,
             now_s=answer.now_s,
-            headline=_with_budgets(_headline(waiting, limit), job, whole),
+            headline=_with_budgets(_with_data(services, _headline(waiting, limit), job, whole), job, whole),
             reason=waiting.reason.value,
             detail=waiting.detail,
             never=never,
@@ -284,6 +285,14 @@ class _Explanation:
             since_s=None if attempt is None else attempt.placed_s,
             end=end,
         )
+
+
+def _with_data(services: HeadServices, headline: str, job: Job, whole: bool) -> str:
+    """Add which nodes have the job's data, and how long a copy takes elsewhere."""
+    if not whole or not job.spec.stages_data:
+        return headline
+    held = {node.id: node.datasets for node in services.store.nodes()}
+    return "; ".join([headline, *data_note(job.spec.data, job.spec.data_mode, held)[1:]])
 
 
 def _with_budgets(headline: str, job: Job, whole: bool) -> str:

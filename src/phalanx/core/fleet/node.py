@@ -44,6 +44,20 @@ class Cordon:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldDataset:
+    """A complete copy of a dataset on a node. `key`: `core.work.data_sources.dataset_key`; `bytes_per_s`: how fast it was copied, 0 if unknown."""
+
+    key: str
+    size_bytes: int
+    bytes_per_s: float = 0.0
+
+    @property
+    def valid(self) -> bool:
+        """Whether its numbers can be true."""
+        return 0 <= self.size_bytes <= COUNT_MAX and 0.0 <= self.bytes_per_s <= COUNT_MAX and len(self.key) <= _KEY_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignUsage:
     """Resources of a node on a shared engine that jobs outside Phalanx use.
 
@@ -64,7 +78,8 @@ class ForeignUsage:
 
 
 NO_FOREIGN_USAGE: Final = ForeignUsage()
-DATASETS_MAX: Final = 256  # that a node reports; 4 KiB of its record
+DATASETS_MAX: Final = 256  # that a node reports; 16 KiB of its record
+_KEY_MAX: Final = 64  # characters
 COUNT_MAX: Final = 1 << 60  # of anything on one server; an exbibyte of memory
 
 
@@ -93,7 +108,7 @@ class Node:
         power_limits: of each GPU that has one.
         power_cap: what an operator set; None without a cap.
         power_error: why the limits could not be set or restored, for messages.
-        datasets: keys of the datasets of which it has a copy, sorted.
+        datasets: the datasets of which it has a copy, by key.
         version: release of its supervisor; empty of one that does not say.
     """
 
@@ -130,7 +145,7 @@ class Node:
     power_cap: PowerCap | None = None
     power_error: str = ""
     version: str = ""
-    datasets: tuple[str, ...] = ()
+    datasets: tuple[HeldDataset, ...] = ()
 
     def invalid_count(self) -> str:
         """Which count reported by the supervisor is invalid; empty if all are valid."""

@@ -398,8 +398,8 @@ class Scheduler:
     def _update_data_nodes(self) -> None:
         holders: dict[str, list[int]] = {}
         for number, node in enumerate(self.fleet_index.nodes):
-            for key in node.datasets:
-                holders.setdefault(key, []).append(number)
+            for one in node.datasets:
+                holders.setdefault(one.key, []).append(number)
         self.board.data_nodes = {key: bitset_of(numbers) for key, numbers in holders.items()}
 
     def _update_shapes(self, snapshot: ClusterSnapshot) -> None:

@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from phalanx.core.fleet.fitness import BadLink
-from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.node import HeldDataset, Node
 from phalanx.core.fleet.power_limits import PowerLimits
 from phalanx.core.ids import (
     Epoch,
@@ -312,10 +312,10 @@ class NodeHealthReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetsHeld:
-    """The keys of all datasets of which a node has a copy now (`core.work.data_sources.dataset_key`), sorted."""
+    """All datasets of which a node has a copy now, by key."""
 
     node_id: NodeId
-    datasets: tuple[str, ...]
+    datasets: tuple[HeldDataset, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.hostlist import fold_hostlist
+from phalanx.core.fleet.node import HeldDataset
 from phalanx.core.ids import NodeId
+from phalanx.core.units import format_bytes, format_duration
 
 DATA_VARIABLE: Final = "PHALANX_DATA_"  # and the dataset's name in capitals
 SOURCES_MAX: Final = 32
@@ -71,16 +74,22 @@ def staged_keys(sources: tuple[tuple[str, str], ...], mode: DataMode) -> tuple[s
 
 
 def data_note(
-    sources: tuple[tuple[str, str], ...], mode: DataMode, held: Mapping[NodeId, Collection[str]]
+    sources: tuple[tuple[str, str], ...], mode: DataMode, held: Mapping[NodeId, Sequence[HeldDataset]]
 ) -> list[str]:
-    """The note about them that is shown before the start. `held`: keys of the datasets of which each node has a copy."""
+    """The note about them that is shown before the start. `held`: the datasets of which each node has a copy."""
     if not sources or mode is not DataMode.STAGE:
         return []
     notes = [f"data {', '.join(name for name, _ in sources)}: copied to each node before the ranks start"]
     for name, source in sources:
-        nodes: list[str] = sorted(node for node, keys in held.items() if dataset_key(source) in keys)
-        if nodes:
-            notes.append(f"{name} is on {fold_hostlist(nodes)} already")
+        key = dataset_key(source)
+        copies = {node: one for node, found in held.items() for one in found if one.key == key}
+        if not copies:
+            continue
+        size = max(one.size_bytes for one in copies.values())
+        rates = [one.bytes_per_s for one in copies.values() if one.bytes_per_s > 0]
+        takes = f", about {format_duration(size / median(rates))} to copy to another node" if rates else ""
+        nodes: list[str] = sorted(copies)
+        notes.append(f"{name}: {format_bytes(size)}, on {fold_hostlist(nodes)} already{takes}")
     return notes
 
 

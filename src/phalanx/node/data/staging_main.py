@@ -115,7 +115,8 @@ def _bring(order: dict[str, Any], name: str, source: DataSource, dataset: Datase
             say=_print,
         )
         last = staging.run()
-        stored.finish()
+        moved = last.from_source + last.from_peers
+        stored.finish(moved / max(time.monotonic() - began_s, 1e-3))
         cache.mark_complete(dataset.id)
     finally:
         stored.close()

@@ -3,7 +3,7 @@
     <dataset>/files/...   sparse files while chunks are missing, read-only once all are here
     <dataset>/chunks      the journal: for each chunk its index and SHA-256, appended once its bytes are written
     <dataset>/dataset.json  what the source listed
-    <dataset>/source      its address
+    <dataset>/about.json  its address, size, and how fast it came
     <dataset>/boot        the boot of the machine in which the journal was written
     <dataset>/stat        what the complete files look like, to find one that was changed
 
@@ -22,13 +22,23 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+
 from phalanx.durable_files import replace_file
 from phalanx.node.logic.dataset import DataFile, Dataset, DatasetInvalid
 
 RECORD: Final = struct.Struct(">I32s")  # index and SHA-256 of a chunk
 _LIST: Final = "dataset.json"
-SOURCE_FILE: Final = "source"
+ABOUT_FILE: Final = "about.json"
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+
+
+class StagedCopy(msgspec.Struct, frozen=True):
+    """What is known of a complete copy. `bytes_per_s`: 0 if unknown."""
+
+    source: str
+    size_bytes: int
+    bytes_per_s: float = 0.0
 
 
 class ChunkCorrupt(Exception):
@@ -143,14 +153,16 @@ class StoredDataset:
             self._write_journal()
         return bad
 
-    def finish(self) -> None:
-        """Make the complete files read-only, and record what they look like.
+    def finish(self, bytes_per_s: float = 0.0) -> None:
+        """Make the complete files read-only, and record what they look like, and how fast they came.
 
         Raises:
             OSError: the disk failed.
         """
         for path in self._paths():
             os.chmod(path, 0o444)
+        about = StagedCopy(self.dataset.source, self.dataset.size_bytes, bytes_per_s)
+        replace_file("", os.path.join(self.folder, ABOUT_FILE), msgspec.json.encode(about))
         replace_file("", os.path.join(self.folder, "stat"), _looks(self.files, self.dataset).encode())
 
     def _make_files(self) -> None:
@@ -173,7 +185,6 @@ class StoredDataset:
         if not os.path.exists(path):
             files = [[file.path, file.size_bytes, file.version] for file in dataset.files]
             record = {"source": dataset.source, "single": dataset.single, "files": files}
-            replace_file("", os.path.join(self.folder, SOURCE_FILE), dataset.source.encode())
             replace_file("", path, json.dumps(record).encode())
 
     def _read_journal(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from phalanx.core.units import parse_memory_bytes
 from phalanx.core.work.data_sources import DataMode, local_path
 from phalanx.node.data.dataset_cache import DatasetCache
-from phalanx.node.data.held_datasets import HeldDatasets
+from phalanx.node.data.held_datasets import HeldDatasets, read_about
 from phalanx.node.files.cache_folder import make_cache
 from phalanx.node.files.job_accounts import acting_as, open_for_writing
 from phalanx.node.files.preparation_error import PreparationFailed
@@ -127,10 +127,10 @@ def _staged(
         if not isinstance(paths, dict):
             why = str(found.get("why") or "staging the job's data was interrupted on this node")
             raise PreparationFailed(why, charge=found.get("charge") is True)
-        return tuple((name, _path(member, datasets, paths.get(name), source, held)) for name, source in spec.data)
+        return tuple((name, _path(member, datasets, paths.get(name), held)) for name, _ in spec.data)
 
 
-def _path(member: MemberRuntime, datasets: DatasetCache, answer: object, source: str, held: HeldDatasets) -> str:
+def _path(member: MemberRuntime, datasets: DatasetCache, answer: object, held: HeldDatasets) -> str:
     """The path of a dataset, held until the member is wound up. The job's account wrote the answer, so it is checked."""
     name, inner = answer if isinstance(answer, list) and len(answer) == 2 else ("", "")
     if (
@@ -143,5 +143,7 @@ def _path(member: MemberRuntime, datasets: DatasetCache, answer: object, source:
         raise PreparationFailed("staging the job's data gave no valid answer", charge=False)
     if not hold_folder(member, datasets, name):
         raise PreparationFailed("the job's data was removed right after it was staged", charge=False)
-    held.add(source, datasets, name)
+    about = read_about(datasets.path(name))
+    if about is not None:
+        held.add(about, datasets, name)
     return os.path.join(datasets.path(name), "files", inner).rstrip("/")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from phalanx.core.errors import PhalanxError
-from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.node import HeldDataset, Node
 from phalanx.core.ids import Epoch, JobId, SupervisorId
 from phalanx.core.state.commands import Command
 from phalanx.core.state.reports import DatasetsHeld, PowerLimited, TaskExited
@@ -375,9 +375,9 @@ class SupervisorLoop:
     def _after_work(self, member: MemberRuntime, then: Callable[[], None]) -> None:
         self._work.submit(_lane(member.key), then)
 
-    def _report_datasets(self, keys: tuple[str, ...]) -> None:
+    def _report_datasets(self, held: tuple[HeldDataset, ...]) -> None:
         if self._settings.seat is None:  # a seat's supervisor speaks for one attempt, not for the node
-            self._events.put([DatasetsHeld(node_id=self._settings.node.id, datasets=keys)])
+            self._events.put([DatasetsHeld(node_id=self._settings.node.id, datasets=held)])
 
     def _call_sleep_hook(self, member: MemberRuntime, action: CallSleepHook) -> None:
         def memory_in_use() -> str:
@@ -524,7 +524,7 @@ class SupervisorLoop:
             node=replace(
                 self._settings.node,
                 shares_head_files=bool(self.sees_head_files),
-                datasets=self._held.keys(),
+                datasets=self._held.current(),
                 limits=self._containments.limits.kind,
                 power_limits=() if self._settings.power is None else self._settings.power.limits(),
             ),
