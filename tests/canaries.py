@@ -93,13 +93,14 @@ def below(root: str) -> Iterator[Path]:
 
 
 def secrets_in(path: Path) -> list[bytes]:
-    """Of a key the first line of its code, of JSON every text, of anything else all of it."""
+    """Of a certificate's key the first line of its code, of other keys every line, of JSON every text, of anything else all of it."""
     try:
         content = path.read_bytes().strip()
     except OSError:  # it was removed
         return []
     if path.suffix == ".key":
-        found = content.splitlines()[1:2]
+        lines = content.splitlines()
+        found = lines[1:2] if content.startswith(b"-----BEGIN") else lines
     elif path.suffix == ".json":
         found = [text.encode() for text in json.loads(content).values()]
     else:

@@ -12,10 +12,11 @@ import msgspec
 
 from phalanx.core.access.rules import CallerRelation
 from phalanx.core.fleet.power_limits import PowerLimits
-from phalanx.core.state.events import PutChannel, PutSignIn, SubmitService
+from phalanx.core.state.events import PutChannel, PutSecret, PutSignIn, SubmitService
 from phalanx.core.state.reports import MemberReady, NodeDied, PowerLimited
 from phalanx.core.work.channel import Channel
 from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.secret import Secret, SecretScope, secret_id
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.planner.calibration.profile import NodeMeasurement, Profile
 from phalanx.planner.calibration.record_codec import encode_record
@@ -166,6 +167,29 @@ def licence(case):
     reply = case.bench.call(None, "PUT", path, {"seats": 4}, headers=admin)
     assert reply.status_code == 200, reply.text
     return Ask(path)
+
+
+def secret_to_remove(scope):
+    """One of the project, or of the caller."""
+
+    def make(case):
+        name = f"GONE_{case.number}"
+        owner = case.who.name if scope is SecretScope.USER else case.project
+        known = Secret(
+            id=secret_id(scope, owner, name),
+            scope=scope,
+            owner=owner,
+            name=name,
+            sealed="",
+            key="",
+            version=0,
+            by="root",
+            at_s=1.0,
+        )
+        case.bench.head.ask(PutSecret(secret=known))
+        return Ask(f"/v1/own-secrets/{name}" if scope is SecretScope.USER else f"/v1/projects/{owner}/secrets/{name}")
+
+    return make
 
 
 def channel(suffix):
@@ -412,6 +436,16 @@ SPECIMENS = {
     "GET /v1/projects": plain("/v1/projects"),
     "GET /v1/projects/{project_id}": plain("/v1/projects/nlp"),
     "PUT /v1/projects/{project_id}": put_project,
+    "GET /v1/secrets": plain("/v1/secrets"),
+    "PUT /v1/projects/{project_id}/secrets/{name}": lambda case: Ask(
+        f"/v1/projects/{case.project}/secrets/PUT_{case.number}", {"value": "a value of no use"}
+    ),
+    "DELETE /v1/projects/{project_id}/secrets/{name}": secret_to_remove(SecretScope.PROJECT),
+    "PUT /v1/own-secrets/{name}": lambda case: Ask(
+        f"/v1/own-secrets/OWN_{case.number}", {"value": "a value of no use"}
+    ),
+    "DELETE /v1/own-secrets/{name}": secret_to_remove(SecretScope.USER),
+    "POST /v1/secrets/rotate-key": plain("/v1/secrets/rotate-key"),
     "GET /v1/tokens": plain("/v1/tokens"),
     "POST /v1/tokens": plain("/v1/tokens", {"note": "laptop"}),
     "DELETE /v1/tokens/{token_id}": token_to_end,
@@ -442,6 +476,7 @@ SPECIMENS = {
     "GET /v1/node/commands": plain("/v1/node/commands"),
     "GET /v1/node/storage": plain("/v1/node/storage"),
     "GET /v1/node/blobs/{sha256}": known_blob("/v1/node/blobs/{}"),
+    "GET /v1/node/secrets/{job_id}/{epoch}": lambda case: Ask(f"/v1/node/secrets/{case.attempt['job_id']}/1"),
     "GET /v1/node/exec/{session_name}/input": lambda case: Ask(f"/v1/node/exec/{session_on_n0(case)}/input"),
     "POST /v1/node/exec/{session_name}/output": lambda case: Ask(
         f"/v1/node/exec/{session_on_n0(case)}/output", content=msgspec.json.encode(ExecOutput(offset=0, data=b"x"))

@@ -15,6 +15,8 @@ import msgspec
 from phalanx.api.app import build_app
 from phalanx.api.http.server import ApiServer
 from phalanx.api.services import ApiLimits, HeadServices
+from phalanx.app.secret_key_file import SecretKeyFile
+from phalanx.app.state_folder import StateFolder
 from phalanx.controller.controller import Controller
 from phalanx.controller.driver import ControllerDriver
 from phalanx.controller.leases import LeaseBook
@@ -134,6 +136,7 @@ class ApiHead:
             attempt_use=self.usage.attempt_use,
             **({"part_states": self.usage.part_states} if self.shows_states else {}),
             history=self.history,
+            secret_keys=SecretKeyFile(home=StateFolder(path=self.home)),
             clock=self.clock,
             node_secret=SECRET,
             version="0.1.0",

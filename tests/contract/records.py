@@ -37,6 +37,7 @@ from phalanx.core.work.price_list import GpuPrice, PriceList
 from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
+from phalanx.core.work.secret import Secret, SecretScope, secret_id
 from phalanx.core.work.service import Revision, Service
 from phalanx.core.work.service_terms import ServiceTerms
 from phalanx.core.work.sign_in import GroupGrant, SignInSettings
@@ -271,6 +272,17 @@ def one_of_each_kind():
         ),
         Licence(id="matlab", total=20),
         RetentionPolicy(periods=((RetainedFiles.LOGS, 7_776_000.0),), by=UserId("root"), at_s=5.0),
+        Secret(
+            id=secret_id(SecretScope.PROJECT, "vision", "HF_TOKEN"),
+            scope=SecretScope.PROJECT,
+            owner="vision",
+            name="HF_TOKEN",
+            sealed="c2VhbGVk",
+            key="0123456789abcdef",
+            version=2,
+            by=UserId("ann"),
+            at_s=7.5,
+        ),
         SignInSettings(
             issuer="https://id.example.org",
             client_id="phalanx",

@@ -67,6 +67,7 @@ LISTS = {
     "/v1/projects": ("projects", None),
     "/v1/queues": ("queues", None),
     "/v1/reservations": ("reservations", None),
+    "/v1/secrets": ("secrets", None),
     "/v1/services?stopped=1": ("services", None),
     "/v1/tokens": ("tokens", None),
     "/v1/users": ("users", None),
@@ -79,6 +80,7 @@ def filled_store():
     specimens = {type(record).__name__: record for record in one_of_each_kind()}
     reservation, pool = specimens["Reservation"], specimens["NodePool"]
     service, revision = specimens["Service"], specimens["Revision"]
+    secret = specimens["Secret"]
     names = [f"{LONG}-{number:03}" for number in range(COUNT)]
     records = [
         *(User(id=name, role=kind) for name, kind in PEOPLE.values()),
@@ -97,6 +99,11 @@ def filled_store():
         *(replace(pool, id=f"{name}-{part}") for name in names for part in range(4)),
         *(replace(service, id=name, revision=1, stopped_by="ada") for name in names),
         *(replace(revision, service=name, number=1) for name in names),
+        *(
+            replace(secret, id=f"{name}-{part}", owner="default", name=f"S{part}_{name}")
+            for name in names
+            for part in range(4)
+        ),
         *(Licence(id=f"{name}-{part}", total=3) for name in names for part in range(4)),
         *(node(name) for name in names),
         *(job(seq, name=names[seq % COUNT], queue="default", project="default") for seq in range(1, COUNT + 1)),

@@ -1,6 +1,8 @@
 """The homes of heads that are killed, the ways to kill one, and what is done until it dies."""
 
+import base64
 import os
+import pathlib
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ import pytest
 
 from benchmarks.cluster import free_port, wait_until
 from phalanx.failpoints import FAILPOINTS, FailureMode
+from phalanx.node.files.private_files import write_private
 from tests.crash.armed_head import ArmedHead, HeadGone, Refused
 from tests.crash.ledger import Ledger
 from tests.crash.load import Load
@@ -44,7 +47,23 @@ class Home:
         )
         head.head_arguments, head.store = words, store
         ledger = Ledger(head)
-        return cls(head=head, ledger=ledger, load=Load(head, ledger))
+        home = cls(head=head, ledger=ledger, load=Load(head, ledger))
+        if store:  # heads that share a database have to be given the keys of secrets
+            home.give_key()
+            head.head_arguments = (*words, "--secrets-key", home.key_file)
+        return home
+
+    @property
+    def key_file(self):
+        return os.path.join(os.path.dirname(self.head.home), "secrets.key")
+
+    def give_key(self):
+        """Write a new key above those that the heads have; a single head makes its own."""
+        if self.head.store:
+            known = pathlib.Path(self.key_file).read_text() if os.path.exists(self.key_file) else ""
+            write_private(
+                os.path.dirname(self.key_file), "secrets.key", f"{base64.b64encode(os.urandom(32)).decode()}\n{known}"
+            )
 
     def recover(self):
         """The next life: all is compared, then wound up."""

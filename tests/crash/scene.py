@@ -163,6 +163,13 @@ def people_change(home):
     ask("DELETE", "/v1/sign-in", mark="DELETE /v1/sign-in")
     ask("PUT", "/v1/channels/mark-channel", {"url": "json://127.0.0.1:9/hook"}, mark="mark-channel")
     ask("DELETE", "/v1/channels/mark-channel", mark="DELETE /v1/channels/{name}")
+    value = {"value": "a value of no use"}
+    ask("PUT", "/v1/projects/default/secrets/MARK_SECRET", value, mark="MARK_SECRET")
+    ask("PUT", "/v1/own-secrets/MARK_OWN", value, mark="MARK_OWN")
+    home.give_key()
+    ask("POST", "/v1/secrets/rotate-key", mark="POST /v1/secrets/rotate-key")
+    ask("DELETE", "/v1/projects/default/secrets/MARK_SECRET", mark="DELETE /v1/projects/{project_id}/secrets/{name}")
+    ask("DELETE", "/v1/own-secrets/MARK_OWN", mark="DELETE /v1/own-secrets/{name}")
     price = {"gpu": "h100", "per_gpu_hour": "2.49", "source": "mark-price"}
     ask("PUT", "/v1/prices", {"currency": "EUR", "prices": [price]}, mark="mark-price")
     ask("PUT", "/v1/retention", {"periods_s": {"logs": 987654.0}}, mark="987654")

@@ -145,6 +145,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 "list_projects",
                 "list_tokens",
                 "list_queues",
+                "list_secrets",
             ),
             Good(query={"after": ""}),
         ),
@@ -238,6 +239,8 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
             }
         ),
         "put_licence": Good(body={"seats": 20}),
+        "put_project_secret": Good(body={"value": "a value of no use"}),
+        "put_own_secret": Good(body={"value": "a value of no use"}),
         "list_archives": Good(),
         "list_archived_jobs": Good(),
         "put_sign_in": Good(

@@ -123,7 +123,8 @@ class Served:
             "reservation_id": "r1",
             "service_id": "web",
             "pool_id": "burst",
-            "name": "matlab",  # a licence
+            "name": "matlab",  # a licence, and a secret
+            "epoch": "1",
             "month": "2026-08",
             "sha256": DIGEST,
             "session_name": self.session,

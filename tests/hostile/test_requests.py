@@ -78,7 +78,7 @@ def test_good_requests_are_taken():
     # Only what contradicts the state of the played world: a running job is not held, its node not forgotten, nobody may join here, and
     # a session ends with its attempt, which an earlier request has stopped; virtual devices have no power limit, no service listens
     # where the channel leads, and no month is archived; no provider answers at the address of the sign-in, nobody has begun a login there,
-    # and its groups are the only members of a project.
+    # and its groups are the only members of a project. A user who is drawn is no admin of the project, and an attempt that has ended gets no secrets.
     may_be = {
         "update_job",
         "hold_job",
@@ -89,6 +89,9 @@ def test_good_requests_are_taken():
         "download_output_file",
         "archive_files",
         "fetch_exec_input",
+        "fetch_secrets",
+        "put_project_secret",
+        "remove_project_secret",
         "receive_exec_output",
         "cap_node_power",
         "test_channel",

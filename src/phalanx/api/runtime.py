@@ -19,6 +19,7 @@ from starlette.requests import HTTPConnection
 from phalanx.api.auth.audited_call import CURRENT_CALL
 from phalanx.api.auth.authenticator import Authenticator
 from phalanx.api.auth.provider_sign_in import ProviderSignIn
+from phalanx.api.auth.secret_seal import SecretSeal
 from phalanx.api.live.channel_sender import ChannelSender
 from phalanx.api.live.controller_futures import ControllerFutures
 from phalanx.api.live.exec_sessions import ExecSessionRegistry
@@ -83,6 +84,8 @@ class ApiRuntime:
         self.fleet_feed = FleetFeed(partial(fleet_frame, services), heartbeat_s=services.limits.heartbeat_s)
         self.access_changes = Broadcast()
         self.provider_sign_in = ProviderSignIn(services, run_in_thread, self._answer_of)
+        self.secret_seal = SecretSeal(services.secret_keys)
+        self.secrets_lock = asyncio.Lock()  # no secret is set while all are encrypted again
         self.sessions = ExecSessionRegistry(services.limits)
         self.websockets: set[asyncio.Task[None]] = set()
         self.supervisors = SupervisorRegistry(services.store)

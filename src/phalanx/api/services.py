@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from phalanx.api.auth.secret_seal import SecretKeys
 from phalanx.controller.leases import Renewal
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.read_snapshot import ReadSnapshot
@@ -333,6 +334,7 @@ class HeadServices:
         notifier: sends messages to services outside; None if this head sends none.
         tracing: exports traces of ended jobs; None if this head exports none.
         identity: signs people in at the provider of the settings; None if this head cannot.
+        secret_keys: encrypt the secrets of jobs.
         offer: returns what a node has, given the name of a provider and its text; raises BadRequest. None without providers.
     """
 
@@ -367,5 +369,6 @@ class HeadServices:
     notifier: Notifier | None = None
     tracing: JobTracing | None = None
     identity: IdentityProvider | None = None
+    secret_keys: SecretKeys
     hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
     limits: ApiLimits = field(default_factory=ApiLimits)

@@ -38,6 +38,7 @@ from phalanx.app.resources import (
     head_file_record,
     single_head_resources,
 )
+from phalanx.app.secret_key_file import SecretKeyFile
 from phalanx.app.state_folder import StateFolder
 from phalanx.controller.audit_trail import AuditTrail
 from phalanx.controller.controller import Controller
@@ -234,6 +235,9 @@ class Head:
                 notifier=AppriseNotifier(),
                 tracing=self._tracing(),
                 identity=OidcProvider(self._home.path_of("secrets"), self._clock.now_s),
+                secret_keys=SecretKeyFile(
+                    home=self._home, given=self._options.secrets_key, shares_store=self._resources.elector is not None
+                ),
                 clock=self._clock,
                 node_secret=self._secret,
                 version=__version__,

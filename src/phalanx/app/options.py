@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -10,6 +11,7 @@ from typing import Any, Final
 from phalanx.app.join_service import ListenAddress, parse_listen
 from phalanx.app.machine_nodes import this_machine_nodes, virtual_nodes
 from phalanx.app.scheduler_options import add_scheduler_arguments, build_policy, scheduler_settings
+from phalanx.app.secret_key_file import given_key_file
 from phalanx.app.shared_store import add_store_arguments, check_store, store_options
 from phalanx.app.state_folder import StateFolder
 from phalanx.controller.leadership import SUPERVISORS_LEASE_S
@@ -37,6 +39,7 @@ class HeadOptions:
         store: the database that several heads share; empty for a file of this head. `previous_store`: as stored in this folder.
         nodes: nodes of this machine, which the engine brings up.
         otlp: the URL to which traces of jobs are posted; empty for none.
+        secrets_key: the file with the keys that encrypt secrets; empty for one of this head alone.
         shared_files: the directory that these heads share for files of jobs; empty if each head uses its own folder.
     """
 
@@ -58,6 +61,7 @@ class HeadOptions:
     previous_store: str = ""
     shared_files: str = ""
     otlp: str = ""
+    secrets_key: str = ""
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -94,6 +98,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     for option in (option for engine in engines for option in engine.options):
         parser.add_argument(f"--{option.name}", default=None, metavar=option.metavar, help=option.help)
     parser.add_argument("--otlp", default=None, help="URL of an OpenTelemetry collector for traces of jobs; off: none")
+    parser.add_argument(
+        "--secrets-key", default=None, metavar="FILE", help="keys that encrypt secrets; off: a file of this head"
+    )
     add_store_arguments(parser)
     add_scheduler_arguments(parser)
     return parser.parse_args(argv)
@@ -117,6 +124,8 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
     life = given.token_life_max if given.token_life_max is not None else before.get("token_life_max") or "off"
     otlp = given.otlp if given.otlp is not None else before.get("otlp") or "off"
     otlp_endpoint = "" if otlp == "off" else check_endpoint(otlp)
+    key_file = given.secrets_key if given.secrets_key is not None else before.get("secrets_key") or "off"
+    key_file = key_file if key_file == "off" else os.path.abspath(key_file)
     scheduling = scheduler_settings(given, before.get("scheduling"))
     policy = build_policy(scheduling)
     store = store_options(given, home, before)
@@ -150,6 +159,7 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
         "token_life_max": life,
         "files": store.files,
         "otlp": otlp,
+        "secrets_key": key_file,
     }
     return HeadOptions(
         state_folder=home,
@@ -169,6 +179,7 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
         previous_store=store.previous_address,
         shared_files=store.files,
         otlp=otlp_endpoint,
+        secrets_key=given_key_file("" if key_file == "off" else key_file),
         token_life_max_s=None if life == "off" else parse_duration_s(life, what="--token-life-max"),
     )
 

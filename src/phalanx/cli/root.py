@@ -129,6 +129,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "queues": CommandEntry("phalanx.cli.access.queues:queues", "Queues, their quotas and their limits."),
         "projects": CommandEntry("phalanx.cli.access.projects:projects", "Accounting groups and their members."),
         "users": CommandEntry("phalanx.cli.access.users:users", "Users and their roles."),
+        "secrets": CommandEntry(
+            "phalanx.cli.access.secrets:secrets", "Secrets of jobs: list, set, remove them; change their key."
+        ),
         "tokens": CommandEntry("phalanx.cli.access.tokens:tokens", "API tokens."),
         "sign-in": CommandEntry(
             "phalanx.cli.access.sign_in:sign_in", "Sign-in at a provider (OpenID Connect), and what its groups give."

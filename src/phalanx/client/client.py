@@ -28,6 +28,7 @@ from phalanx.client.pools import NodePoolsApi
 from phalanx.client.queues import QueuesApi
 from phalanx.client.retention import RetentionApi
 from phalanx.client.rules import FailureRulesApi
+from phalanx.client.secrets import SecretsApi
 from phalanx.client.services import ServicesApi
 from phalanx.client.sign_in import SignInApi
 from phalanx.client.transport import ANSWER_S, PATIENCE_S, Transport
@@ -53,6 +54,7 @@ class Client(
     NodePoolsApi,
     LicencesApi,
     AccountsApi,
+    SecretsApi,
     SignInApi,
     LoginApi,
     QueuesApi,

@@ -9,6 +9,7 @@
     GET  blobs/{sha256}            -> bytes          an uploaded working directory
     POST data                      -> DataPeersReply nodes that have chunks of datasets: wire.data_peers
     storage, checkpoints, outputs                    for nodes that do not share the head's folders: wire.stored_files
+    GET  secrets/{job}/{epoch}     -> SecretValues   to be asked once before each start; never stored
     GET  exec/{session}/input?after=N&signals=K&wait_s=20 -> ExecInput
     POST exec/{session}/output     ExecOutput        -> 204
 
@@ -143,6 +144,16 @@ class StreamsReply(msgspec.Struct, frozen=True, kw_only=True):
     """One end for each stream named in the request."""
 
     ends: list[StreamEnd]
+
+
+class SecretValues(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of a job's secrets, by name. They stay in memory."""
+
+    values: dict[str, str]
+
+    def __repr__(self) -> str:
+        """Show the names only."""
+        return f"SecretValues({', '.join(self.values)})"
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):

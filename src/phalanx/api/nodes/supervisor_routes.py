@@ -22,6 +22,7 @@ from phalanx.api.http.bodies import (
     read_body,
 )
 from phalanx.api.http.routing import MediaType, NonNegative, RouteTable
+from phalanx.api.nodes.supervisors import require_own_seat
 from phalanx.api.routes.blobs import send_blob
 from phalanx.api.runtime import (
     ApiRuntime,
@@ -33,7 +34,7 @@ from phalanx.controller.leases import UnknownSupervisor
 from phalanx.controller.supervisor_incarnations import RegistrationChallenged
 from phalanx.core.access.rules import AccessScope
 from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError, TryLater
-from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
+from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.state.reports import (
     AttemptWithdrawn,
     BudgetReached,
@@ -362,19 +363,6 @@ def _name_of(request: Request) -> NodeId:
     return name
 
 
-def _check_seat(name: NodeId, job_id: JobId, epoch: Epoch) -> None:
-    """Check that a supervisor that runs for one attempt reports on that attempt.
-
-    Raises:
-        NotPermitted: it runs for another attempt.
-    """
-    seat = parse_seat(name)
-    if seat is not None and (seat.job_id, seat.epoch) != (job_id, epoch):
-        raise NotPermitted(
-            f"supervisor {name} was started for another attempt and may not act for epoch {epoch} of job {job_id}"
-        )
-
-
 _OF_THE_HEAD: Final = (
     SupervisorRegistered,
     NodeListed,
@@ -423,7 +411,7 @@ def _report_of(runtime: ApiRuntime, name: NodeId, supervisor_id: SupervisorId, f
             reporter, epoch = event.node_id, event.epoch
     if reporter != node_id:
         raise NotPermitted(f"event {framed.seq}: node {node_id} may not report for node {reporter}")
-    _check_seat(name, event.job_id, epoch)
+    require_own_seat(name, event.job_id, epoch)
     runtime.supervisors.require_grant(node_id, event.job_id, epoch)
     return event
 
@@ -441,7 +429,7 @@ def _checked_key(runtime: ApiRuntime, supervisor: NodeId, chunk: StreamChunk) ->
             f"stream {chunk.stream[:40]!r}: {len(chunk.data)} bytes at {chunk.offset}",
             hint=f"use rank-K, stacks-K, steps-K or supervisor-K, and at most {STREAM_CHUNK_BYTES_MAX} bytes per chunk",
         )
-    _check_seat(supervisor, chunk.job_id, chunk.epoch)
+    require_own_seat(supervisor, chunk.job_id, chunk.epoch)
     node_id = node_of_supervisor(supervisor)
     grant, folder = runtime.supervisors.require_grant(node_id, chunk.job_id, chunk.epoch)
     number = int(name[2])

@@ -11,6 +11,7 @@ from phalanx.controller.leases import UnknownSupervisor
 from phalanx.core.errors import NotPermitted
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 from phalanx.core.work.allocation import NodeGrant
+from phalanx.core.work.seats import parse_seat
 from phalanx.ports.store import Store
 
 CACHED_GRANTS_MAX: Final = 50_000  # cached, about 1 KB each; older ones are read from the store again
@@ -88,3 +89,16 @@ class SupervisorRegistry:
         self._grants[attempt] = grants
         while self._grant_count > CACHED_GRANTS_MAX and len(self._grants) > 1:
             self._grant_count -= len(self._grants.popitem(last=False)[1])
+
+
+def require_own_seat(name: NodeId, job_id: JobId, epoch: Epoch) -> None:
+    """Check that a supervisor that runs for one attempt reports on that attempt.
+
+    Raises:
+        NotPermitted: it runs for another attempt.
+    """
+    seat = parse_seat(name)
+    if seat is not None and (seat.job_id, seat.epoch) != (job_id, epoch):
+        raise NotPermitted(
+            f"supervisor {name} was started for another attempt and may not act for epoch {epoch} of job {job_id}"
+        )

@@ -38,6 +38,7 @@ from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.launchers import alternatives_notes, launch_notes, role_notes
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.requirements import requirements_note
+from phalanx.core.work.secret import variables_like_secrets
 from phalanx.core.work.spec import JobSpec, LaunchMode, Role
 from phalanx.core.work.users import Action
 from phalanx.wire.api.jobs import IDEMPOTENCY_HEADER, JobBody, SubmitReply
@@ -74,7 +75,7 @@ async def submit_job(request: Request) -> Response:
         if fresh
         else live_job_view(runtime.services, caller, job)
     )
-    notes, warnings = submit_notes(runtime, spec), feasibility_warnings(runtime, job)
+    notes, warnings = submit_notes(runtime, spec), [*_secret_warnings(spec), *feasibility_warnings(runtime, job)]
     if job.array is None:
         return json_response(SubmitReply(job=view, notes=notes, warnings=warnings), 201)
     notes = [_array_note(job.array), *notes]
@@ -134,6 +135,16 @@ def _data_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:
     if not spec.stages_data:
         return []
     return data_note(spec.data, spec.data_mode, {node.id: node.datasets for node in runtime.services.store.nodes()})
+
+
+def _secret_warnings(spec: JobSpec) -> list[str]:
+    names = variables_like_secrets(spec.env)
+    if not names:
+        return []
+    named = ", ".join(names)
+    return [
+        f"env: {named} will lie in clear in the head's database and its backups; to avoid that, set {named} as a secret and list the name under secrets"
+    ]
 
 
 def feasibility_warnings(runtime: ApiRuntime, job: Job) -> list[str]:

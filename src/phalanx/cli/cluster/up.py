@@ -116,6 +116,11 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
     help="OpenTelemetry collector that receives a trace of each ended job, for example http://127.0.0.1:4318; off: none.",
 )
 @click.option(
+    "--secrets-key",
+    callback=lambda _context, _option, text: text if text in {None, "off"} else os.path.abspath(text),
+    help="File with the keys that encrypt secrets, the same on all heads of a database; off: one of this head.",
+)
+@click.option(
     "--policy",
     metavar="NAME",
     help="Scheduling policy: default, fifo, skip, backfill, las, fair, makespan or MODULE:CLASS.",

@@ -23,6 +23,7 @@ from phalanx.core.work.keys import KEY_KINDS, InvalidKey
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.requirements import NO_REQUIREMENTS
 from phalanx.core.work.sbatch_scripts.het_components import ROLE_KEYS, slurm_settings
+from phalanx.core.work.secret import parse_secret_names
 from phalanx.core.work.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from phalanx.cli.plan.plan_option import PlanRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
+_ADDED: Final = frozenset({"env", "secrets"})  # options that add to a key of the job file
 _AFTER_DASHES: Final = "phalanx.command"
 _FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
 
@@ -100,8 +102,10 @@ def job_request(context: click.Context, given: Mapping[str, Any]) -> JobRequest:
     words = context.meta.get(_AFTER_DASHES)
     script = _batch_script(given["file"], words)
     path = None if script is not None else _job_file(given["file"], words, context.command_path)
-    # Options have the names of the keys of a job file, except FILE, --copy and --env.
-    options = {key: value for key, value in given.items() if key in KEY_KINDS and key != "env" and value is not None}
+    # Options have the names of the keys of a job file, except FILE, --copy and those that add to a key of the file.
+    options = {
+        key: value for key, value in given.items() if key in KEY_KINDS and key not in _ADDED and value is not None
+    }
     here = os.getcwd()
     named = None
     where: Callable[[str], str]
@@ -125,6 +129,8 @@ def job_request(context: click.Context, given: Mapping[str, Any]) -> JobRequest:
         mapping["run"] = list(words)
     if given["env"]:
         mapping["env"] = {**_env_mapping(mapping.get("env")), **dict(given["env"])}
+    if given.get("secrets"):
+        mapping["secrets"] = [*parse_secret_names(mapping.get("secrets") or ()), *given["secrets"]]
     mapping["workdir"] = _workdir(mapping.get("workdir"), here, typed="workdir" in options)
     now_s = time.time()
     to_plan = None
@@ -332,6 +338,13 @@ _OPTIONS: Final = (
         type=PAIR,
         metavar="K=V",
         help="Environment variable of every task; K alone copies its value from here.",
+    ),
+    click.option(
+        "--secret",
+        "secrets",
+        multiple=True,
+        metavar="NAME",
+        help="Secret that every task gets as a variable of this name (phalanx secrets); repeatable.",
     ),
     click.option("-t", "--time", type=DURATION, metavar="TIME", help="Time limit: 90m, 2h, HH:MM:SS, D-HH:MM:SS."),
     click.option("--priority", type=int, metavar="N", help="Higher starts first."),

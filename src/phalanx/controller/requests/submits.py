@@ -10,6 +10,7 @@ from phalanx.controller.requests import reservations
 from phalanx.controller.requests.licences import with_known_licences
 from phalanx.controller.requests.mig_checks import checked_slices
 from phalanx.controller.requests.request_handlers import RequestHandlers
+from phalanx.controller.requests.secrets import check_known_secrets
 from phalanx.controller.step_context import StepContext
 from phalanx.core.access.membership import belongs, is_open
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
@@ -84,6 +85,7 @@ def check_submission(context: StepContext, request: SubmitJob) -> SubmitJob:
     reservations.check_named(context, request)
     _check_nodes(context, request)
     _check_share(context, request)
+    check_known_secrets(context, request.spec, user=request.user, project=request.project)
     request = replace(request, spec=resolved_spec(context, request.spec))
     outlook = context.feasibility.check(feasibility_request(request.spec, request.queue, request.user))
     if outlook.never and not request.spec.allow_never:

@@ -31,6 +31,7 @@ from phalanx.core.work.price_list import PriceList
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
+from phalanx.core.work.secret import Secret, SecretScope, secret_id
 from phalanx.core.work.service import Service
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.core.work.spec import JobSpec
@@ -337,6 +338,44 @@ class RemoveLicence(Request[tuple[ImpossibleJob, ...]]):
 
     name: str
     by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutSecret(Request[Secret]):
+    """Set a secret, whose value is encrypted. Its version is counted by the controller."""
+
+    secret: Secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutOwnSecret(PutSecret):
+    """Set a secret of the caller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveSecret(Request[int]):
+    """Remove a secret. The answer: the number of jobs that have not ended and use it."""
+
+    scope: SecretScope
+    owner: str
+    name: str
+
+    @property
+    def secret_id(self) -> str:
+        """The id of the record."""
+        return secret_id(self.scope, self.owner, self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveOwnSecret(RemoveSecret):
+    """Remove a secret of the caller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceSecrets(Request[int]):
+    """Store secrets encrypted with another key. One that was set or removed meanwhile is left as it is. The answer: the number of replaced ones."""
+
+    secrets: tuple[Secret, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

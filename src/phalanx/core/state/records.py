@@ -33,6 +33,7 @@ from phalanx.core.work.price_list import PriceList
 from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetentionPolicy
+from phalanx.core.work.secret import Secret
 from phalanx.core.work.service import Revision, Service
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.core.work.usage_hour import UsageHour, UsageMark
@@ -144,6 +145,7 @@ CHANNEL_MARKS: Final = RecordKind[str, ChannelMark](
 )
 RETENTION: Final = RecordKind[str, RetentionPolicy]("retention policy", RetentionPolicy, "retention", 5)
 SIGN_IN: Final = RecordKind[str, SignInSettings]("sign-in settings", SignInSettings, "sign_in", 7)
+SECRETS: Final = RecordKind[str, Secret]("secret", Secret, "secrets", 9)
 JOBS: Final = RecordKind[JobId, Job](
     "job",
     Job,
@@ -208,6 +210,7 @@ Record = (
     | Licence
     | RetentionPolicy
     | SignInSettings
+    | Secret
     | Channel
     | ChannelMark
     | PriceList
@@ -236,6 +239,7 @@ RECORDS: Final[tuple[RecordKind[Any, Any], ...]] = (
     NODE_TESTS,
     LICENCES,
     RETENTION,
+    SECRETS,
     SIGN_IN,
     CHANNELS,
     CHANNEL_MARKS,

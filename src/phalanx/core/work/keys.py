@@ -48,6 +48,7 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "grace": ValueKind.TEXT,
     "collective_timeout": ValueKind.TEXT,
     "upload": ValueKind.TEXT,
+    "secrets": ValueKind.LIST,
     "labels": ValueKind.TABLE,
     "depends_on": ValueKind.LIST,
     "array": ValueKind.TEXT,

@@ -34,6 +34,7 @@ from phalanx.core.work.plan_key import parse_plan, with_gpus_for_plan
 from phalanx.core.work.requirements import NO_REQUIREMENTS, parse_requirements
 from phalanx.core.work.sbatch_scripts.het_components import read_components
 from phalanx.core.work.sbatch_scripts.sbatch_job import SLURM_KEYS
+from phalanx.core.work.secret import parse_secret_names
 from phalanx.core.work.service_terms import ServiceTerms, parse_service_terms
 from phalanx.core.work.spec import (
     COLLECTIVE_TIMEOUT_DEFAULT_S,
@@ -172,6 +173,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         workdir=_workdir(given, workdir),
         upload=_upload(given),
         env=_env(given),
+        secrets=_secrets(given),
         setup=_text(given, "setup"),
         requirements=_read(given, "requirements", parse_requirements, ""),
         data=data,
@@ -453,6 +455,19 @@ def _data(given: Mapping[str, object]) -> tuple[tuple[tuple[str, str], ...], Dat
     return (
         _read({**given, "data": dict(_table(given, "data"))}, "data", parse_data, none) if given.get("data") else none
     )
+
+
+def _secrets(given: Mapping[str, object]) -> tuple[str, ...]:
+    none: tuple[str, ...] = ()
+    names = _read(given, "secrets", parse_secret_names, none)
+    for name in names:
+        if name in _SET_BY_PHALANX:
+            raise InvalidKey(
+                f"secrets: {name} is set by Phalanx for every task", key="secrets", hint="use another name"
+            )
+        if any(name == one for one, _ in _table(given, "env")):
+            raise InvalidKey(f"{name} is in env and in secrets", key="secrets", hint="remove it from env")
+    return names
 
 
 def _dependencies(given: Mapping[str, object], array: ArrayRequest | None) -> tuple[Dependency, ...]:

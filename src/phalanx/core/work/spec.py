@@ -104,6 +104,7 @@ class JobSpec:
         workdir: absolute folder on the nodes; with `upload` the unpacked copy is used instead.
         upload: SHA-256 of the uploaded archive of the working directory, or "".
         env: variables for every task, as pairs in the order written.
+        secrets: names of secrets, whose values the tasks get as variables of these names (`core.work.secret`).
         setup: shell text run once per node before the tasks.
         requirements: file of the working directory that lists Python packages, "none", or "" for the default of a copy.
         data: its datasets, as pairs of name and source in the order written; `data_mode`: how they reach its nodes.
@@ -134,6 +135,7 @@ class JobSpec:
     workdir: str
     upload: str = ""
     env: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()
     setup: str = ""
     requirements: str = ""
     data: tuple[tuple[str, str], ...] = ()

@@ -42,6 +42,7 @@ class RequestRejected(Exception):
         super().__init__(f"{status} {code}: {message}")
         self.status = status
         self.code = code
+        self.message = message
 
 
 class HeadIsStandby(HeadUnavailable):

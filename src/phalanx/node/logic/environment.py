@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.resources import add_extras
@@ -19,6 +19,7 @@ from phalanx.core.work.gang_topology import gang_topology_to_json
 from phalanx.core.work.launchers import slots_on_node
 from phalanx.core.work.layouts.layout import layout_to_json
 from phalanx.core.work.plan_key import planned_layout
+from phalanx.core.work.secret import SECRETS_VARIABLE
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.spec import LaunchMode
 from phalanx.node.logic import local_copies
@@ -110,6 +111,7 @@ class NodeContext:
     `devices`: UUIDs of the grant's devices or MIG slices, by local rank; `base`: the supervisor's environment; `mps`: pipe folder of its MPS daemon, or "".
     `data`: path or address of each dataset, by name.
     `root`: whether its processes run as root; `jax`: whether the job's script imports JAX; `ipv6`: whether this node can bind `[::]`.
+    `secrets`: the values of the job's secrets, by variable.
     """
 
     base: Mapping[str, str]
@@ -121,6 +123,7 @@ class NodeContext:
     root: bool = False
     jax: bool = False
     ipv6: bool = True
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def inheritable_environment(base: Mapping[str, str]) -> dict[str, str]:
@@ -138,7 +141,7 @@ def rank_environment(
     """Return the environment of one task, and a note for each of the job's variables that Phalanx overrides."""
     ours = _fixed(prepare, start, grant, local_rank, node)
     defaults = _defaults(prepare, start, grant, node)
-    asked = dict(prepare.spec.env)
+    asked = {**dict(prepare.spec.env), **node.secrets}
     notes = [
         f"env: {name} is set by Phalanx; the job's value is not used"
         for name in sorted(asked)
@@ -150,7 +153,7 @@ def rank_environment(
 
 def setup_environment(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[str, str]:
     """Return the environment of the setup script: the job's variables and the node's place, without a rendezvous."""
-    asked = {name: value for name, value in prepare.spec.env if not _is_overridden(name, {})}
+    asked = {name: value for name, value in prepare.spec.env if not _is_overridden(name, {})} | dict(node.secrets)
     return {**inheritable_environment(node.base), **_defaults_of_python(), **asked, **_place(prepare, grant, node)}
 
 
@@ -236,7 +239,13 @@ def _place(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[s
         **{data_variable(name): place for name, place in node.data},
         **_array(prepare),
         **_plan(prepare),
+        **_secret_names(node),
     }
+
+
+def _secret_names(node: NodeContext) -> dict[str, str]:
+    """Return the variable with the names of the secrets, whose values our own programs keep out of files and messages."""
+    return {SECRETS_VARIABLE: ",".join(node.secrets)} if node.secrets else {}
 
 
 def _slices(grant: NodeGrant) -> int:

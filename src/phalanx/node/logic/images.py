@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from phalanx.node.logic.secret_variables import secret_names
+
 OWNER_LABEL: Final = "phalanx.owner"
 # Many images have no bash.
 SHELL: Final = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$0"; fi; exec sh -c "$0"'
@@ -213,6 +215,11 @@ def variables_file(
         ValueError: a value does not fit into a line. The message names the variable and the remedy, not the value.
     """
     own = _own_variables(runtime, variables)
+    if hidden := secret_names(variables).intersection(own):
+        name = min(hidden)
+        raise ValueError(
+            f"secret {name} cannot be passed into an image: podman itself reads a variable of that name; use another name"
+        )
     for name in own:
         line = f"{name}={variables[name]}".encode(errors="surrogateescape")
         if "\n" in variables[name] or "\r" in variables[name] or len(line) > _LINE_BYTES_MAX:

@@ -20,6 +20,7 @@ from phalanx.node.logic.actions import UpdateLeasePage
 from phalanx.node.logic.events import MemberKey
 from phalanx.node.logic.hang_detector import HangDetector
 from phalanx.node.logic.local_copies import local_checkpoint_path
+from phalanx.node.logic.output_mask import OutputMasker
 from phalanx.node.member.container_runtime import ContainerRuntime
 from phalanx.node.member.rank_reports import ReportPipeReader
 from phalanx.node.member.scratch import Scratch
@@ -49,6 +50,7 @@ class MemberRuntime:
 
     Attributes:
         not_frozen: cleared while the member is frozen; no task is started then.
+        secrets: values of its secrets, by variable. masker: masks them in a text; None without any.
         setup_code: exit code of a preparation command (`aside`) as a shell gives it, set with `setup_done`.
         container: the container that its tasks run in (`container`); None to run on the node itself.
         venv: folder of the environment that its processes run in; "" for none.
@@ -87,7 +89,9 @@ class MemberRuntime:
     reports: ReportPipeReader | None = None
     zygote: Zygote | None = None
     start: StartTasks | None = None
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    masker: OutputMasker | None = field(default=None, repr=False)
     setup_done: threading.Event = field(default_factory=threading.Event)
     setup_code: int = 0
     container: ContainerRuntime | None = None

@@ -16,6 +16,7 @@ from typing import Final
 
 from phalanx.node.gang.job_link import JobLink, LinkClosed, NotInJob, open_link
 from phalanx.node.logic.mpi_variables import changed_variables
+from phalanx.node.logic.secret_variables import without_secrets
 from phalanx.node.mpi.launch_order import LAUNCH_STEP, launch_folder, read_launch_order, read_start_environment
 
 _DIAL_S: Final = 10.0
@@ -34,7 +35,7 @@ def main(words: Sequence[str]) -> int:
         order = read_launch_order()
         link = open_link(order.master, order.port, order.key, {"agent": order.node_rank}, within_s=_DIAL_S)
         # Only what the job exported: the other node has devices, paths and an agent of its own.
-        exported = changed_variables(read_start_environment(), os.environ)
+        exported = changed_variables(read_start_environment(), without_secrets(os.environ))
         folder = launch_folder()
         link.send({"host": host, "command": command, "folder": folder, "env": exported, "cwd": os.getcwd()})
         return _follow(link)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from phalanx.node.gang.job_link import NotInJob
+from phalanx.node.logic.secret_variables import without_secrets
 
 LAUNCH_VARIABLE: Final = "PHALANX_LAUNCH"
 LAUNCH_STEP: Final = "phalanx-launch"
@@ -54,12 +55,15 @@ def order_to_json(order: LaunchOrder) -> str:
 def write_start_environment(environment: Mapping[str, str]) -> None:
     """Store the environment with which this node's part of the job started, beside its order, for the agents that start on this node.
 
+    Secrets are not stored: each node has its own copy in the environment.
+
     Raises:
         OSError: the folder cannot be written.
     """
     path = os.environ[LAUNCH_VARIABLE] + _START_ENVIRONMENT
+    kept = without_secrets(environment)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        json.dump(dict(environment), file)
+        json.dump(kept, file)
 
 
 def read_start_environment() -> dict[str, str]:

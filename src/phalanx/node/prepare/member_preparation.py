@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.fleet.fitness import BadLink
@@ -36,6 +36,7 @@ from phalanx.node.logic.events import MemberPrepared, MemberStartFailed
 from phalanx.node.logic.local_copies import checkpoints_folder, outputs_folder
 from phalanx.node.logic.mpi_variables import colon_hostfile, needs_agent, slots_hostfile
 from phalanx.node.logic.operator_hooks import HooksInvalid
+from phalanx.node.logic.output_mask import OutputMasker
 from phalanx.node.logic.requirements import names_python_by_path
 from phalanx.node.logic.step_containers import runs_images
 from phalanx.node.logic.utf8 import replace_invalid_utf8
@@ -58,6 +59,7 @@ from phalanx.node.prepare.hook_runner import OperatorHooks
 from phalanx.node.prepare.member_slices import hold_slices
 from phalanx.node.prepare.mps_daemons import MpsDaemons, MpsUnavailable
 from phalanx.node.prepare.rendezvous_port import free_port, has_ipv6
+from phalanx.node.prepare.secret_values import fetch_secrets
 from phalanx.node.prepare.service_port import reserve_port
 from phalanx.node.prepare.setup_runner import SETUP_TASK, run_setup_command
 from phalanx.node.probes.devices import DeviceFacts, DeviceReading
@@ -147,6 +149,7 @@ class NodeServices:
                 colon_hostfile=scratch.colon_hostfile,
                 agent=agent_path(scratch.path) if needs_agent(member.prepare) else "",
             ),
+            secrets=member.secrets,
             jax=member.imports_jax,
             ipv6=has_ipv6(),
             root=(os.geteuid() if member.account is None else member.account.uid) == 0,
@@ -174,7 +177,8 @@ class NodeServices:
 
     def open_pipe(self, member: MemberRuntime, stream: str) -> int:
         """A new descriptor for a task's output into a stream; the caller closes it."""
-        return self.spool.open_pipe(stream, None if member.account is None else member.account.uid)
+        masker = OutputMasker(member.secrets.values()) if member.secrets else None
+        return self.spool.open_pipe(stream, None if member.account is None else member.account.uid, masker)
 
     def stream_key(self, member: MemberRuntime, stream: str) -> str:
         """The spool's key of one of the member's streams; creates the stream on first use."""
@@ -259,6 +263,7 @@ def _prepare(member: MemberRuntime, services: NodeServices) -> tuple[PublishedCh
         _make_folders,
         _run_prolog,
         _bring_files,
+        _fetch_secrets,
         _join_mps,
         _make_slices,
         _bring_data,
@@ -395,6 +400,10 @@ def _bring_files(member: MemberRuntime, services: NodeServices) -> None:
         )
 
 
+def _fetch_secrets(member: MemberRuntime, services: NodeServices) -> None:
+    fetch_secrets(member, services.access)
+
+
 def _join_mps(member: MemberRuntime, services: NodeServices) -> None:
     """Start the MPS daemon of its shared device, if it is the first there."""
     share = member.grant.share
@@ -452,7 +461,8 @@ def _bring_packages(member: MemberRuntime, services: NodeServices) -> None:
     if not file:
         return
     _open(member, services)
-    variables = environment.setup_environment(member.prepare, member.grant, services.node_view(member))
+    view = replace(services.node_view(member), secrets={})  # an installer's errors are written to files
+    variables = environment.setup_environment(member.prepare, member.grant, view)
     package_install.bring(
         member,
         file,

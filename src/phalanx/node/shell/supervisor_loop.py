@@ -489,7 +489,8 @@ class SupervisorLoop:
             return
         try:
             stream = self._services.stream_key(member, f"steps-{member.grant.node_rank}")
-            self._services.spool.write(stream, report.line + b"\n")
+            line = report.line if member.masker is None else member.masker.mask(report.line)
+            self._services.spool.write(stream, line + b"\n")
         except (OSError, KeyError) as error:
             _log.warning("job %s: a report of rank %d is lost: %s", key.job_id, report.rank, error)
         self._watch.on_report(member, report)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.node.gang.step_tasks import StepTasks
 from phalanx.node.logic.mpi_variables import IN_PID_NAMESPACES
+from phalanx.node.logic.secret_variables import only_secrets
 from phalanx.node.logic.step_containers import ContainerStart, StepContainers, container_start
 from phalanx.node.mpi.step_worlds import StepWorlds
 
@@ -17,7 +18,7 @@ _REFUSED: Final = 1  # exit code of a task whose container cannot be started
 
 
 class BatchNodeContext:
-    """The values that differ on each node: the job's folder `workdir`, Phalanx variables, and devices."""
+    """The values that differ on each node: the job's folder `workdir`, Phalanx variables, devices; and secrets, which no message carries."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self.workdir = str(order["workdir"])
@@ -25,6 +26,7 @@ class BatchNodeContext:
         self._scratch = os.path.dirname(order["script"])
         self._tools = str(order["bin"])
         self.variables = {name: value for name, value in os.environ.items() if name.startswith("PHALANX_")}
+        self.secrets = only_secrets(os.environ)
         self._names = [name for name in self.variables.get("PHALANX_DEVICES", "").split(",") if name]
         self._indices = [str(index) for index in order.get("devices", ())]
         self._virtual = self.variables.get("PHALANX_VIRTUAL") == "1"
@@ -52,7 +54,7 @@ class BatchNodeContext:
         path = os.pathsep.join(
             self._tools if folder == one["tools"] else folder for folder in one["env"].get("PATH", "").split(os.pathsep)
         )
-        return {**one["env"], "PATH": path, **self.variables, **self.devices(one.get("places"))}
+        return {**one["env"], "PATH": path, **self.variables, **self.secrets, **self.devices(one.get("places"))}
 
     def worlds(self, tasks: StepTasks) -> StepWorlds:
         """The MPI worlds of the steps on this node."""

@@ -21,6 +21,7 @@ from phalanx.node.gang.job_link import (
     read_batch_order,
 )
 from phalanx.node.logic.het_steps import parse_sruns
+from phalanx.node.logic.secret_variables import without_secrets
 from phalanx.node.logic.slurm_variables import SlurmBatchJob, expand_file_pattern
 from phalanx.node.logic.srun_options import SrunRequest
 from phalanx.node.slurm_compat.batch_main import decode_batch
@@ -48,7 +49,7 @@ def _srun(words: list[str], order: Mapping[str, Any], batch: SlurmBatchJob) -> i
         sys.stdout.write("MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix\n")
         return 0
     link = open_link(order["master"], order["port"], order["key"], {"step": True}, within_s=_DIAL_S)
-    link.send({"argv": words, "env": dict(os.environ), "cwd": os.getcwd()})
+    link.send({"argv": words, "env": without_secrets(os.environ), "cwd": os.getcwd()})
     begun = link.receive()
     if "error" in begun:
         _complain(f"srun: error: {begun['error']}" + (f" ({begun['hint']})" if begun.get("hint") else ""))

@@ -21,6 +21,7 @@ from typing import Final
 
 from phalanx.node.head_link.channels import start_thread
 from phalanx.node.logic.accounts import NodeAccount
+from phalanx.node.logic.output_mask import OutputMasker
 from phalanx.node.member.rank_reports import RankReport, ReportPipeReader
 
 CAP_BYTES: Final = 256 * 1024 * 1024  # per task
@@ -75,6 +76,7 @@ class Spool:
         self._lock = threading.Lock()
         self._streams: dict[str, _Stream] = {}
         self._by_pipe: dict[int, _Stream] = {}
+        self._maskers: dict[int, OutputMasker] = {}
         self._reports: dict[int, ReportPipeReader] = {}
         self._drains: list[tuple[set[int], threading.Event]] = []
         self._closing = False
@@ -101,8 +103,11 @@ class Spool:
             )
             _reserve(self._streams[stream], _RESERVE_BYTES)
 
-    def open_pipe(self, stream: str, owner: int | None = None) -> int:
-        """A new pipe into the stream: returns its write end, which the caller passes to a task and then closes. `owner`: user id of the task."""
+    def open_pipe(self, stream: str, owner: int | None = None, masker: OutputMasker | None = None) -> int:
+        """A new pipe into the stream: returns its write end, which the caller passes to a task and then closes.
+
+        `owner`: user id of the task; `masker`: of the values that must not reach the stream.
+        """
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         if owner is not None:
             os.fchown(write_end, owner, -1)  # otherwise the task could not open its own /dev/stdout
@@ -113,6 +118,8 @@ class Spool:
             state = self._streams[stream]
             state.pipes.add(read_end)
             self._by_pipe[read_end] = state
+            if masker is not None:
+                self._maskers[read_end] = masker
         self._epoll.register(read_end, select.EPOLLIN)
         return write_end
 
@@ -267,7 +274,7 @@ class Spool:
         """Read at most one pipe's capacity; True if the stream grew or ended."""
         view = memoryview(buffer)
         taken = 0
-        before = state.end
+        before, masker = state.end, self._maskers.get(pipe)
         while taken < _CHUNK_BYTES:
             try:
                 count = os.readv(pipe, [view[: _CHUNK_BYTES - taken]])
@@ -279,7 +286,7 @@ class Spool:
                     self._write_total_dropped(state)
                 return True
             taken += count
-            self._append(state, view[:count])
+            self._append(state, view[:count] if masker is None else masker.feed(bytes(view[:count])))
         return state.end > before
 
     def _append(self, state: _Stream, data: bytes | memoryview, share: int = 1) -> None:
@@ -374,6 +381,9 @@ class Spool:
         os.close(pipe)
         state.pipes.discard(pipe)
         del self._by_pipe[pipe]
+        masker = self._maskers.pop(pipe, None)
+        if masker is not None:
+            self._append(state, masker.finish())
 
     def _remove_reports(self, descriptor: int) -> None:
         with self._lock:

@@ -295,6 +295,7 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     image: str | None = None
     workdir: str | None = None
     env: dict[str, Any] | list[str] | None = None
+    secrets: str | list[str] | None = None
     setup: str | None = None
     requirements: str | None = None
     data: dict[str, Any] | list[str] | None = None
