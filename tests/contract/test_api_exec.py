@@ -29,6 +29,8 @@ from phalanx.wire.supervisor import (
     OpenExec,
     decode,
     decode_command,
+    pack,
+    unpack,
 )
 from tests.contract.api_head import SECRET, TOKENS, ApiHead, Supervisor, bearer, code, until
 from tests.contract.exec_socket import ExecSocket, open_exec
@@ -88,6 +90,17 @@ def test_session_reaches_the_node_and_carries_bytes_both_ways(call, job_id):
     assert user.until("exit") == {"type": "exit", "exit_code": 7}
     assert (user.output, user.frame(), user.line.close_code) == (b"a  b\nbye\n", None, 1000)
     until(lambda: gone(call, name))
+
+
+def test_bytes_travel_as_they_are_where_the_node_asks_for_it(call, job_id):
+    user, odd = open_exec(call, job_id), bytes(range(256))
+    path = f"/v1/node/exec/{name_of(call)}"
+    user.send(odd)
+    assert unpack(call("node:n0", "GET", f"{path}/input?wait_s=3&packed=1").content, ExecInput).data == odd
+    assert call("node:n0", "POST", f"{path}/output?packed=1", content=b"\xc1").status_code == 400
+    packed = pack(ExecOutput(offset=0, data=odd))
+    assert call("node:n0", "POST", f"{path}/output?packed=1", content=packed).status_code == 204
+    assert user.read(256) == odd
 
 
 def test_new_size_and_signals_reach_the_node_once(call, job_id):
@@ -241,7 +254,7 @@ def test_acks_make_room_for_more_input(call, job_id, head):
     name, window = name_of(call), head.limits.exec_buffer_bytes
     for _ in range(window // 65536):
         user.send(b"x" * 65536)
-    assert len(given(call, name, wait_s=3).data) == 65536
+    assert len(given(call, name, wait_s=3, limit=65536).data) == 65536
     assert given(call, name, 65536, wait_s=3).data
     assert user.until("ack")["offset"] == 65536
     user.send(b"y" * 65536)

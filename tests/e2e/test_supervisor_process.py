@@ -164,8 +164,8 @@ class Head:
             if not (data or signals or (typed.closed and query["closed"] == "0")):
                 self.changed.wait(0.2)
             closed = typed.closed and after + len(data) == len(typed.data)
-            return 200, wire.encode(msgspec.structs.replace(typed, data=data, signals=signals, closed=closed))
-        output = wire.decode(body, wire.ExecOutput)
+            return 200, wire.pack(msgspec.structs.replace(typed, data=data, signals=signals, closed=closed))
+        output = wire.unpack(body, wire.ExecOutput)
         self.printed[session] = self.printed[session][: output.offset] + output.data
         if output.exit_code is not None:
             self.exec_ends[session] = output

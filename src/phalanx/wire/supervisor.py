@@ -30,7 +30,7 @@ from phalanx.core.state import commands, reports
 
 WIRE_VERSION: Final = 1
 STREAM_CHUNK_BYTES_MAX: Final = 1 << 18  # keeps a request with chunks of several ranks under 1 MiB in base64
-EXEC_CHUNK_BYTES_MAX: Final = 1 << 16
+EXEC_CHUNK_BYTES_MAX: Final = 1 << 18  # a quarter of the window of a session
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -353,6 +353,16 @@ def decode(body: bytes, kind: type[T]) -> T:
         msgspec.ValidationError, msgspec.DecodeError: the body is not such a message.
     """
     return msgspec.json.decode(body, type=kind)
+
+
+def pack(message: ExecInput | ExecOutput) -> bytes:
+    """Encode a message as MessagePack, which holds bytes as they are."""
+    return msgspec.msgpack.encode(message)
+
+
+def unpack(body: bytes, kind: type[T]) -> T:
+    """Decode such a message. Raises as `decode` does."""
+    return msgspec.msgpack.decode(body, type=kind)
 
 
 def _open(framed: Envelope, table: dict[str, type[Any]]) -> Any:

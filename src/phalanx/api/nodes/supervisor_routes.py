@@ -80,6 +80,8 @@ from phalanx.wire.supervisor import (
     StreamsRequest,
     UnknownEnvelopeKind,
     decode_event,
+    pack,
+    unpack,
 )
 
 _STREAM: Final = re.compile(r"(rank|stacks|steps|supervisor)-(\d{1,7})")
@@ -297,11 +299,12 @@ async def fetch_exec_input(
     signals: NonNegative = 0,
     closed: bool = False,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
+    packed: bool = False,
 ) -> Response:
     """Read the user's input from byte `after` on, the later of their signals, or a new terminal size; waits up to `wait_s` for news.
 
     The request acknowledges the bytes before `after`, the first `signals` signals and, with `closed`, the end of the input. 404 once the
-    user has left.
+    user has left. With `packed` the reply is MessagePack.
     """
     runtime = runtime_of(request)
     clock = runtime.services.clock
@@ -319,9 +322,8 @@ async def fetch_exec_input(
         await session.wait(min(left_s, 1.0))
         session = runtime.sessions.for_supervisor(session_name, _name_of(request))
     session.resized = False
-    return json_response(
-        ExecInput(data=data, closed=at_end, rows=session.rows, cols=session.cols, signals=session.signals[signals:])
-    )
+    typed = ExecInput(data=data, closed=at_end, rows=session.rows, cols=session.cols, signals=session.signals[signals:])
+    return Response(pack(typed), media_type="application/msgpack") if packed else json_response(typed)
 
 
 @routes.post(
@@ -332,12 +334,16 @@ async def fetch_exec_input(
     status=204,
     scope=AccessScope.SESSION,
 )
-async def receive_exec_output(request: Request, session_name: str) -> Response:
-    """Receive a command's output. Answered once there is buffer space, so that a slow reader slows the command down."""
+async def receive_exec_output(request: Request, session_name: str, packed: bool = False) -> Response:
+    """Receive a command's output. Answered once there is buffer space, so that a slow reader slows the command down.
+
+    With `packed` the body is MessagePack.
+    """
     runtime = runtime_of(request)
     clock, limits = runtime.services.clock, runtime.services.limits
     session = runtime.sessions.for_supervisor(session_name, _name_of(request))
-    said = decode_body(await read_body(request, limits.body_bytes), ExecOutput)
+    body = await read_body(request, limits.body_bytes)
+    said = _unpacked(body) if packed else decode_body(body, ExecOutput)
     if len(said.data) > EXEC_CHUNK_BYTES_MAX or said.offset < 0:
         raise BadRequest(
             f"exec output of {len(said.data)} bytes at {said.offset}", hint=f"at most {EXEC_CHUNK_BYTES_MAX} at once"
@@ -354,6 +360,18 @@ async def receive_exec_output(request: Request, session_name: str) -> Response:
         session.error = session.failure(said.error) if said.error else None
     session.notify()
     return no_content()
+
+
+def _unpacked(body: bytes) -> ExecOutput:
+    """Decode output in MessagePack.
+
+    Raises:
+        BadRequest: it is none.
+    """
+    try:
+        return unpack(body, ExecOutput)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"body: {error}", hint="GET /v1/openapi.json describes it") from error
 
 
 def _name_of(request: Request) -> NodeId:

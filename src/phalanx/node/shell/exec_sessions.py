@@ -40,6 +40,7 @@ from phalanx.wire import supervisor as wire
 
 SESSIONS_MAX: Final = 32  # on a node; each costs two threads and a terminal
 _TASK: Final = "exec-"
+_PIPE_BYTES: Final = 1 << 20  # of 64 KiB otherwise: the command would wait for each request to the head
 _POLL_S: Final = 20.0
 _WRITE_S: Final = 0.5  # how long unread input may delay the next signal or the hang-up
 _ASK_S: Final = 30.0  # the head delays its answer for up to 20 s while the user reads slowly
@@ -118,6 +119,9 @@ class ExecSessions:
                 stdin = os.path.join(member.scratch.path, f"exec-{order.session}")
                 # Open for reading too, so that neither side waits for the other to open it; closing it ends the user's input.
                 script, write_fd = _ON_PIPES, make_fifo(stdin)
+                for end in (read_fd, write_fd):
+                    with contextlib.suppress(OSError):  # over the user's limit of pipe memory
+                        fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         session = _Session(order=order, member=member, read_fd=read_fd, write_fd=write_fd)
         with self._lock:
             self._open[order.session] = session
@@ -171,10 +175,10 @@ class ExecSessions:
             limit, wait_s = (0, 0.0) if unwritten else (wire.EXEC_CHUNK_BYTES_MAX, _POLL_S)
             path = (
                 f"/v1/node/exec/{session.order.session}/input"
-                f"?after={after}&limit={limit}&signals={signals}&closed={closed:d}&wait_s={wait_s:g}"
+                f"?after={after}&limit={limit}&signals={signals}&closed={closed:d}&wait_s={wait_s:g}&packed=1"
             )
             try:
-                typed = wire.decode(connection.call("GET", path, timeout_s=_POLL_S + _ASK_S), wire.ExecInput)
+                typed = wire.unpack(connection.call("GET", path, timeout_s=_POLL_S + _ASK_S), wire.ExecInput)
             except RequestRejected:
                 self._hang_up(session)
                 break
@@ -205,7 +209,7 @@ class ExecSessions:
         backoff = Backoff(self._ended)
         while not self._ended.is_set():
             try:
-                connection.call("POST", f"/v1/node/exec/{name}/output", wire.encode(output), timeout_s=_ASK_S)
+                connection.call("POST", f"/v1/node/exec/{name}/output?packed=1", wire.pack(output), timeout_s=_ASK_S)
             except RequestRejected:
                 return False
             except (HeadUnavailable, RegistrationRequired) as error:  # also "too much unread": the user reads slowly
