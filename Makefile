@@ -28,7 +28,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools browser-tools prometheus-tools deb image deb-tools mpi-tools trace-tools ray test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools browser-tools prometheus-tools deb image deb-tools mpi-tools trace-tools ray test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -191,6 +191,14 @@ image-tools:
 	  echo "Installing podman, catatonit, busybox-static and docker-registry."; \
 	  $(APT_UPDATE) && $(APT_INSTALL) podman crun catatonit busybox-static docker-registry >/dev/null; \
 	else echo "podman is not here, and only root on Debian could install it: what needs it is skipped." >&2; fi
+
+# Tools for the tests of SSH to jobs. sshd is not started: sessions run their own.
+ssh-tools:
+	@command -v rsync >/dev/null && [ -x /usr/sbin/sshd ] && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing openssh-server, openssh-client, rsync and git."; \
+	  $(APT_UPDATE) && $(APT_INSTALL) openssh-server openssh-client rsync git >/dev/null; \
+	else echo "sshd or rsync is not here, and only root on Debian could install it: what needs it is skipped." >&2; fi
 
 lab-slurm: lab-tools slurm-tools $(READY) ## the same with Slurm's daemons on every host
 	@$(BIN)/python -m tests.lab show >/dev/null 2>&1 || $(BIN)/python -m tests.lab up $(ARGS)

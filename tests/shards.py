@@ -137,6 +137,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_submitit_parity.py",
     "tests/e2e/test_node_tests.py",
     "tests/e2e/test_operator_hooks.py",
+    "tests/e2e/test_ssh.py",
     "tests/e2e/test_hangs.py",
     "tests/e2e/test_history.py",
     "tests/e2e/test_head.py::test_a_job_with_the_number_of_a_job_that_a_restore_lost_has_none_of_its_output",
@@ -405,6 +406,12 @@ SHARDS: tuple[Shard, ...] = (
             "tests/e2e/test_data_campaign.py",
         ),
         sources=("executor", "submitit", "api/live", "node/shell", "node/data", "node/prepare"),
+    ),
+    Shard(
+        title="ssh, scp, rsync and git to a job without an open port",
+        tests=("tests/e2e/test_ssh.py",),
+        sources=("cli/jobs", "api/live", "node/shell", "client"),
+        needs=("ssh-tools",),
     ),
     Shard(
         title="examples: one real program for each use, killed once",

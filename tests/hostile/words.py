@@ -45,7 +45,24 @@ GOOD: dict[str, list[str]] = {
 }
 # Would start or stop daemons, take the terminal or begin a demo of 90 s where its words are good: tried with words that are none.
 ONLY_REFUSED = frozenset(
-    {"up", "demo", "down", "join", "top", "attach", "shell", "exec", "calibrate", "run", "get", "topology", "drill"}
+    {
+        "up",
+        "demo",
+        "down",
+        "join",
+        "top",
+        "attach",
+        "shell",
+        "exec",
+        "ssh",
+        "proxy",
+        "port-forward",
+        "calibrate",
+        "run",
+        "get",
+        "topology",
+        "drill",
+    }
 )
 
 NONSENSE = (

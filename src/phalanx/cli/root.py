@@ -46,6 +46,8 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "exec": CommandEntry("phalanx.cli.jobs.exec:exec_", "Run a command next to a job's ranks."),
         "shell": CommandEntry("phalanx.cli.jobs.exec:shell", "Open a shell next to a job's ranks."),
         "port-forward": CommandEntry("phalanx.cli.jobs.port_forward:port_forward", "Reach ports of a job here."),
+        "ssh": CommandEntry("phalanx.cli.jobs.ssh:ssh", "Connect to a job by SSH, without an open port."),
+        "proxy": CommandEntry("phalanx.cli.jobs.ssh:proxy", "Carry SSH to a job: the ProxyCommand of ssh."),
         "update": CommandEntry(
             "phalanx.cli.jobs.job_actions:update", "Change a job, or roll out another revision of a service."
         ),

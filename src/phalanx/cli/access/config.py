@@ -63,6 +63,21 @@ def use(name: str) -> None:
             print(f"note: {variable} is set, and goes before it")
 
 
+@config.command("ssh")
+@click.option("--print", "only_print", is_flag=True, help="Print the line for ~/.ssh/config instead of adding it.")
+def ssh_(only_print: bool) -> None:
+    """Let ssh, scp, rsync, git and editors reach jobs as 17.phalanx: include one file in ~/.ssh/config."""
+    from phalanx.cli.jobs import ssh_files
+
+    settings = ssh_files.settings_file()
+    if only_print:
+        print(f'Include "{settings}"')
+        return
+    path, changed = ssh_files.include_settings(settings)
+    print(f"{path} {'now includes' if changed else 'already includes'} {settings}")
+    print(f"next: ssh JOB{ssh_files.DOMAIN}")
+
+
 @config.command()
 @click.argument("name")
 @click.option("--revoke", is_flag=True, help="Revoke the token first; the head must answer.")

@@ -23,7 +23,7 @@ from phalanx.core.errors import BadRequest, Unreachable
 if TYPE_CHECKING:
     from phalanx.client.exec_sessions import ExecConnection
 
-_INPUT_BYTES: Final = 16_384
+_INPUT_BYTES: Final = 1 << 18
 _SIDE_MAX: Final = 1000  # columns that the head accepts
 _ROOM: Final = 0  # no signal: the head has accepted more input
 _WAKE_BYTES: Final = 4096
@@ -80,7 +80,7 @@ def run_command(job: str, argv: Sequence[str], *, node_rank: int, tty: bool) -> 
     with (
         head.exec(resolve_job(head, job), argv, tty=tty, rows=size[0], cols=size[1], node_rank=node_rank) as session,
         _raw_terminal(tty),
-        _InputSender(session, tty=tty),
+        InputSender(session, tty=tty),
     ):
         while (data := session.read()) is not None:
             sys.stdout.buffer.write(data)
@@ -88,7 +88,7 @@ def run_command(job: str, argv: Sequence[str], *, node_rank: int, tty: bool) -> 
     return session.exit_code or 0
 
 
-class _InputSender:
+class InputSender:
     """A thread that sends the input, the terminal's size and Ctrl-C. Signals and acknowledgements wake it through a pipe."""
 
     def __init__(self, session: ExecConnection, *, tty: bool) -> None:

@@ -1,0 +1,202 @@
+"""ssh, scp, rsync and git reach a job over `sshd -i`, without an open port; other users, other names and nodes without sshd are refused."""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, var-annotated"
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.cluster import ROOT, cluster, wait_until
+from phalanx.client import Client
+
+TOOLS = ("ssh", "scp", "rsync", "git", "ssh-keygen")
+_MISSING = [name for name in TOOLS if not shutil.which(name)] + ([] if os.path.exists("/usr/sbin/sshd") else ["sshd"])
+
+pytestmark = [
+    pytest.mark.serial,
+    pytest.mark.e2e,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(bool(_MISSING), reason=f"not installed: {' '.join(_MISSING)} (make ssh-tools)"),
+]
+ME = pwd.getpwuid(os.getuid()).pw_name
+
+
+@pytest.fixture(scope="module")
+def head():
+    with cluster("1x2", revive_s=0.5) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def environment(head, tmp_path_factory):
+    return {
+        **os.environ,
+        "PHALANX_HOME": head.home,
+        "PYTHONPATH": os.path.join(ROOT, "src"),
+        "XDG_CONFIG_HOME": str(tmp_path_factory.mktemp("config")),
+    }
+
+
+@pytest.fixture(scope="module")
+def job(head, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job folder")
+    job_id = head.submit(name="ssh", run=["sleep", "600"], gpus=1, workdir=str(folder), env={"MINE": "it's two words"})
+    head.wait_for_state(job_id, "running")
+    return job_id, folder
+
+
+@pytest.fixture(scope="module")
+def settings(environment):
+    line = phalanx(environment, "config", "ssh", "--print")
+    return line.stdout.split('"')[1]
+
+
+def phalanx(environment, *words, **more):
+    command = [sys.executable, "-m", "phalanx.app.cli", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False, **more)
+
+
+def run(environment, *words, **more):
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100, check=False, **more)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+def test_ssh_runs_in_the_environment_and_folder_of_the_job(environment, job):
+    job_id, folder = job
+    done = phalanx(
+        environment, "ssh", job_id, "--", 'echo "$MINE"; pwd; echo $CUDA_VISIBLE_DEVICES; cat; exit 7', input="typed"
+    )
+    assert done.stdout.splitlines()[:2] == ["it's two words", str(folder)], done.stderr
+    assert done.stdout.endswith("typed")
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_scp_rsync_and_git_carry_files_both_ways(environment, job, settings, tmp_path):
+    job_id, folder = job
+    host, data = f"{ME}@{job_id}.phalanx", os.urandom(3_000_000)
+    (tmp_path / "sent").write_bytes(data)
+    run(environment, "scp", "-q", "-F", settings, str(tmp_path / "sent"), f"{host}:sent")
+    assert (folder / "sent").read_bytes() == data
+    run(environment, "scp", "-q", "-F", settings, f"{host}:sent", str(tmp_path / "back"))
+    assert (tmp_path / "back").read_bytes() == data
+    (tmp_path / "tree" / "sub").mkdir(parents=True)
+    (tmp_path / "tree" / "sub" / "file").write_bytes(data)
+    run(environment, "rsync", "-a", "-e", f"ssh -F {settings}", f"{tmp_path}/tree/", f"{host}:tree/")
+    assert (folder / "tree" / "sub" / "file").read_bytes() == data
+    git = {**environment, "GIT_SSH_COMMAND": f"ssh -F {settings}"}
+    run(git, "git", "init", "-q", "--bare", str(folder / "bare"))
+    work = tmp_path / "work"
+    run(git, "git", "init", "-q", str(work))
+    run(
+        git,
+        "git",
+        "-C",
+        str(work),
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b",
+        "commit",
+        "-q",
+        "--allow-empty",
+        "-m",
+        "first",
+    )
+    run(git, "git", "-C", str(work), "push", "-q", f"{host}:bare", "HEAD:refs/heads/main")
+    run(git, "git", "clone", "-q", "-b", "main", f"{host}:bare", str(tmp_path / "clone"))
+    assert run(git, "git", "-C", str(tmp_path / "clone"), "log", "--format=%s") == "first\n"
+
+
+def test_a_terminal_and_a_tunnel_work_and_no_port_is_open(environment, job, settings):
+    job_id, _ = job
+    before = listening()
+    host = f"{ME}@{job_id}.phalanx"
+    assert "/dev/pts/" in run(
+        environment, "ssh", "-tt", "-F", settings, host, "tty; stty size", stdin=subprocess.DEVNULL
+    )
+    seen = run(environment, "ssh", "-F", settings, host, "cat /proc/net/tcp /proc/net/tcp6")
+    assert {line.split()[1] for line in seen.splitlines() if " 0A " in line} <= before | listening()
+    assert listening() <= before
+
+
+def test_the_host_key_of_another_is_refused(environment, job, settings, tmp_path):
+    """The job's key is known before ssh asks for it; a server with another key gets nothing."""
+    job_id, _ = job
+    hosts = os.path.join(os.path.dirname(settings), "known_hosts")
+    name = f"{job_id}.phalanx"
+    run(environment, "ssh", "-F", settings, f"{ME}@{name}", "true")
+    with open(hosts, encoding="utf-8") as file:
+        assert name in {line.split()[0] for line in file}
+    run(environment, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other"))
+    wrong = tmp_path / "wrong"
+    wrong.write_text(f"{name} {(tmp_path / 'other.pub').read_text()}")
+    command = ["ssh", "-F", settings, "-o", f"UserKnownHostsFile={wrong}", f"{ME}@{name}", "true"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 255
+    assert "verification failed" in done.stderr
+
+
+def test_another_user_and_another_name_are_refused_in_words(head, environment, job, settings):
+    job_id, _ = job
+    client = Client(home=head.home)
+    client.put_user("eve", role="user")
+    token = client.make_token(user="eve").secret
+    eve = {**environment, "PHALANX_URL": f"http://127.0.0.1:{head.port}", "PHALANX_TOKEN": token}
+    for words in (("ssh", job_id, "true"), ("proxy", f"{job_id}.phalanx"), ("port-forward", job_id, "0:80")):
+        done = phalanx(eve, *words)
+        assert done.returncode
+        assert "may not" in done.stderr, done.stderr
+    done = phalanx(environment, "proxy", "--user", "nobody-else", f"{job_id}.phalanx")
+    assert f"job {job_id} runs as {ME}, not nobody-else" in done.stderr
+
+
+def test_a_node_without_sshd_says_what_to_install(head, environment, tmp_path):
+    (tmp_path / "bin").mkdir()
+    for name in ("sh", "sleep", "id"):
+        os.symlink(str(shutil.which(name)), tmp_path / "bin" / name)
+    job_id = head.submit(name="bare", run=["sleep", "600"], gpus=1, workdir=str(tmp_path))
+    head.wait_for_state(job_id, "running")
+    command = ["sh", "-c", 'PATH=$1; shift; exec sh -c "$@"', "-", str(tmp_path / "bin")]
+    with open(os.path.join(ROOT, "src/phalanx/cli/jobs/ssh_server.sh"), encoding="utf-8") as file:
+        script = file.read().replace(":/usr/sbin:/sbin:/usr/local/sbin", "")
+    done = phalanx(environment, "exec", job_id, "--", *command, script, "phalanx", "key")
+    assert done.stdout == (
+        "phalanx-ssh-error there is no sshd here: install the package openssh-server on the node, or in the job's image\n"
+    )
+    assert done.returncode == 127
+    head.call("POST", f"/v1/jobs/{job_id}/cancel", {})
+
+
+def test_config_ssh_includes_one_file_once_and_keeps_what_was_there(environment, tmp_path):
+    home = {**environment, "HOME": str(tmp_path)}
+    (tmp_path / ".ssh").mkdir()
+    config = tmp_path / ".ssh" / "config"
+    config.write_text("Host mine\n    Port 2222\n")
+    assert "now includes" in phalanx(home, "config", "ssh").stdout
+    assert "already includes" in phalanx(home, "config", "ssh").stdout
+    text = config.read_text()
+    assert text.count("Include ") == 1
+    assert text.endswith("Host mine\n    Port 2222\n")
+    assert run(home, "ssh", "-F", str(config), "-G", "17.phalanx").count("phalanx.app.cli proxy") == 1
+
+
+def test_the_session_leaves_no_process_and_no_key_behind(environment, job, settings):
+    job_id, _ = job
+    run(environment, "ssh", "-F", settings, f"{ME}@{job_id}.phalanx", "true")
+    listed = 'ls "$(dirname "$PHALANX_LEASE_PAGE")"'
+    wait_until(
+        lambda: "ssh-" not in phalanx(environment, "exec", job_id, "--", "sh", "-c", listed).stdout, "it is removed"
+    )
+
+
+def listening():
+    seen = set()
+    for name in ("tcp", "tcp6"):
+        with open(f"/proc/net/{name}", encoding="utf-8") as file:
+            seen |= {line.split()[1] for line in file if " 0A " in line}
+    return seen
