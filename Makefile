@@ -28,7 +28,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools browser-tools prometheus-tools deb image deb-tools mpi-tools trace-tools ray test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools browser-tools prometheus-tools deb image deb-tools mpi-tools trace-tools ray s3-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -144,6 +144,10 @@ trace-tools:
 	  echo "Installing strace: tests look at the order of the head's system calls."; \
 	  $(APT_UPDATE) && $(APT_INSTALL) strace >/dev/null; \
 	else echo "strace is not here, and only root on Debian could install it: the order of system calls is not looked at." >&2; fi
+
+# moto's S3 server, against which object stores as sources of data are tested: in an environment of its own, since it brings 30 packages.
+s3-tools:
+	@test -x build/moto/bin/moto_server || { $(PYTHON) -m venv build/moto && build/moto/bin/pip install $(QUIET) 'moto[server]==5.2.5'; }
 
 # Only the tests that start Ray's daemons need Ray: 95 MB.
 ray: $(READYDEV)

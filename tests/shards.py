@@ -403,9 +403,14 @@ SHARDS: tuple[Shard, ...] = (
             "tests/e2e/test_executor_campaign.py",
             "tests/e2e/test_submitit_parity.py",
             "tests/e2e/test_hydra.py",
-            "tests/e2e/test_data_campaign.py",
         ),
-        sources=("executor", "submitit", "api/live", "node/shell", "node/data", "node/prepare"),
+        sources=("executor", "submitit", "api/live", "node/shell"),
+    ),
+    Shard(
+        title="datasets: eight nodes over shaped links, accounts of several users, a killed program, an S3 server",
+        tests=("tests/e2e/test_data_campaign.py", "tests/unit/test_object_store_source.py"),
+        sources=("node/data", "node/prepare", "api/nodes"),
+        needs=("s3-tools",),
     ),
     Shard(
         title="ssh, scp, rsync and git to a job without an open port",

@@ -245,6 +245,15 @@ def test_source_that_is_not_there_is_the_job_s_fault(tmp_path):
     assert "absent" in answer["why"]
 
 
+@pytest.mark.serial
+def test_error_repeats_no_secret(tmp_path, monkeypatch):
+    monkeypatch.setenv("PHALANX_SECRETS", "TOKEN")
+    monkeypatch.setenv("TOKEN", "hf_do_not_tell")
+    answer, _ = run(order(tmp_path, ["train", str(tmp_path / "hf_do_not_tell")]))
+    assert "hf_do_not_tell" not in answer["why"]
+    assert "***" in answer["why"]
+
+
 def test_folder_that_changes_while_it_is_read_is_refused(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a").write_bytes(b"first")

@@ -18,14 +18,15 @@ from phalanx.node.data.source_opener import open_source
 from phalanx.node.data.sources import SourceUnavailable
 from phalanx.node.logic.dataset import DataFile, DatasetInvalid
 
-MOTO = shutil.which("moto_server", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+ROOT = Path(__file__).resolve().parents[2]
+MOTO = shutil.which("moto_server", path=f"{ROOT}/build/moto/bin:{os.environ.get('PATH', '')}")
 
 
 @pytest.fixture(scope="module")
 def s3():
     """A store with a bucket of three objects, and the variables of a job that reads it."""
     if MOTO is None:
-        pytest.skip("moto_server is not installed; pip install 'moto[server]'")
+        pytest.skip("moto_server is not installed: make s3-tools")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     variables = {
@@ -79,6 +80,18 @@ def test_objects_below_a_prefix_are_files_and_ranges_are_read(s3):
     single = open_source("s3://corpus/train/a.bin", {})
     assert single.list().single
     assert single.read(single.list().files[0], 0, 3) == b"012"
+
+
+@pytest.mark.serial
+def test_program_stages_a_bucket_with_the_variables_of_the_job(s3, tmp_path):
+    names = {name: str(tmp_path / name) for name in ("answer", "progress", "peers")}
+    request = {"sources": [["train", "s3://corpus/train"]], "cache": str(tmp_path), "bytes_max": 1 << 30, "rank": 0}
+    (tmp_path / "order").write_text(json.dumps({**request, **names, "nodes": 1}))
+    program = [sys.executable, "-I", "-m", "phalanx.node.data.staging_main", str(tmp_path / "order")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "data" / json.loads((tmp_path / "answer").read_text())["paths"]["train"][0] / "files"
+    assert {path.name: path.read_bytes() for path in folder.rglob("*.bin")} == {"a.bin": b"0123456789", "b.bin": b"b"}
 
 
 @pytest.mark.serial

@@ -23,6 +23,8 @@ from phalanx.node.data.sources import DataSource, SourceUnavailable
 from phalanx.node.data.staging import Staging, StagingProgress
 from phalanx.node.data.stored_dataset import StoredDataset, is_unchanged
 from phalanx.node.logic.dataset import Dataset, DatasetInvalid
+from phalanx.node.logic.output_mask import OutputMasker
+from phalanx.node.logic.secret_variables import only_secrets
 
 _SAY_EVERY_S: Final = 10.0  # lines in the job's log; `show` has newer numbers
 _LIST_TRIES: Final = 5
@@ -39,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
         answer = {"why": f"data: {error}", "charge": True}
     except (SourceUnavailable, NoRoom, OSError) as error:
         answer = {"why": f"data could not be staged on this node: {error}", "charge": False}
+    if "why" in answer:  # an error of a store may repeat a part of its request
+        answer["why"] = OutputMasker(only_secrets(os.environ).values()).mask(str(answer["why"]).encode()).decode()
     replace_file("", order["answer"], json.dumps(answer).encode())
     if "why" in answer:
         _print(str(answer["why"]))
