@@ -2,9 +2,11 @@
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, var-annotated"
 
+import contextlib
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -12,6 +14,7 @@ import pytest
 
 from benchmarks.cluster import ROOT, cluster, wait_until
 from phalanx.client import Client
+from tests.e2e.owners_rig import Cluster, unfit
 
 TOOLS = ("ssh", "scp", "rsync", "git", "ssh-keygen")
 _MISSING = [name for name in TOOLS if not shutil.which(name)] + ([] if os.path.exists("/usr/sbin/sshd") else ["sshd"])
@@ -112,16 +115,22 @@ def test_scp_rsync_and_git_carry_files_both_ways(environment, job, settings, tmp
     assert run(git, "git", "-C", str(tmp_path / "clone"), "log", "--format=%s") == "first\n"
 
 
-def test_a_terminal_and_a_tunnel_work_and_no_port_is_open(environment, job, settings):
+def test_a_terminal_and_a_tunnel_work_and_no_sshd_listens(environment, job, settings):
     job_id, _ = job
-    before = listening()
     host = f"{ME}@{job_id}.phalanx"
-    assert "/dev/pts/" in run(
-        environment, "ssh", "-tt", "-F", settings, host, "tty; stty size", stdin=subprocess.DEVNULL
-    )
-    seen = run(environment, "ssh", "-F", settings, host, "cat /proc/net/tcp /proc/net/tcp6")
-    assert {line.split()[1] for line in seen.splitlines() if " 0A " in line} <= before | listening()
-    assert listening() <= before
+    assert "/dev/pts/" in run(environment, "ssh", "-tt", "-F", settings, host, "tty", stdin=subprocess.DEVNULL)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = ["ssh", "-F", settings, "-W", f"127.0.0.1:{server.getsockname()[1]}", host]
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as tunnel:
+            line, _ = server.accept()
+            with line:
+                line.sendall(b"through")
+            assert tunnel.stdout
+            assert tunnel.stdout.read(7) == b"through"
+            inodes = sockets_of_sshd()
+            tunnel.kill()
+    assert inodes
+    assert not inodes & listening()
 
 
 def test_the_host_key_of_another_is_refused(environment, job, settings, tmp_path):
@@ -194,9 +203,40 @@ def test_the_session_leaves_no_process_and_no_key_behind(environment, job, setti
     )
 
 
+@pytest.mark.skipif(unfit() != "", reason=unfit())
+def test_a_job_of_another_account_is_reached_as_that_account_by_its_owner_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    owners = Cluster()
+    try:
+        owners.up()
+        job_id = owners.submit("ada", "sleep 600")
+        wait_until(lambda: owners.state_of(job_id) == "running", "the job runs")
+        seen = owners.phalanx("ada", "ssh", job_id, "--", "id -un; pwd; grep NoNewPrivs /proc/self/status").stdout
+        assert seen.split() == ["ada", str(owners.home("ada")), "NoNewPrivs:", "1"]
+        refused = owners.phalanx("ben", "ssh", job_id, "--", "id", check=False)
+        assert "ben may not change it" in refused.stderr
+        other = owners.phalanx("ada", "proxy", "--user", "root", f"{job_id}.phalanx", check=False)
+        assert f"job {job_id} runs as ada, not root" in other.stderr
+    finally:
+        owners.down()
+
+
+def sockets_of_sshd():
+    """The inodes of all sockets that processes of sshd have."""
+    seen = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            if file.read().startswith((b"sshd:", b"/usr/sbin/sshd")):
+                for fd in os.listdir(f"/proc/{pid}/fd"):
+                    with contextlib.suppress(OSError):
+                        seen.add(os.readlink(f"/proc/{pid}/fd/{fd}").removeprefix("socket:[").rstrip("]"))
+    return seen
+
+
 def listening():
+    """The inodes of all listening sockets."""
     seen = set()
     for name in ("tcp", "tcp6"):
         with open(f"/proc/net/{name}", encoding="utf-8") as file:
-            seen |= {line.split()[1] for line in file if " 0A " in line}
+            seen |= {line.split()[9] for line in file if " 0A " in line}
     return seen

@@ -21,6 +21,8 @@ GROWTH_MIB = 60  # of this process, over thousands of command lines
 @pytest.fixture(autouse=True)
 def nobody_home(tmp_path, monkeypatch):
     monkeypatch.setenv("PHALANX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(tmp_path))  # some commands write settings there
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in ("PHALANX_URL", "PHALANX_TOKEN"):
         monkeypatch.delenv(name, raising=False)
 
