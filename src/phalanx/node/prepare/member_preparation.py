@@ -211,9 +211,11 @@ def prepare_member(member: MemberRuntime, services: NodeServices) -> MemberPrepa
         if refusal.note:
             services.note(member, refusal.note)
         use = member.find_memory_overuse() if refusal.charge else None
+        said = str(refusal)  # a program's error may quote a secret
+        said = said if member.masker is None else member.masker.mask(said.encode()).decode(errors="replace")
         return MemberStartFailed(
             key=member.key,
-            why=str(refusal) if use is None else f"{refusal}: {use}",
+            why=said if use is None else f"{said}: {use}",
             charge=refusal.charge,
             exit_code=refusal.exit_code,
             flaw=refusal.node_fault,
