@@ -33,8 +33,8 @@ def send(line):
         left -= line.send(bytes(min(left, 1 << 18)))
 def take(line):
     left = size
-    while left:
-        left -= len(line.recv(1 << 18))
+    while left and (data := line.recv(1 << 18)):
+        left -= len(data)
     line.sendall(b"x")
 listeners = []
 def serve(listener, work):
