@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageChops
 
+from tests.examples.environments import last_lines
 from tests.examples.use import Use, UseCluster, UseFailed
 
 
@@ -31,11 +36,11 @@ def kill_a_node_of(cluster: UseCluster, array: str, ended: int) -> list[str]:
         time.sleep(0.1)
 
 
-def all_succeeded(cluster: UseCluster, array: str, count: int, victims: list[str]) -> int:
-    """Wait until all elements have succeeded; return how many of the victims needed a second attempt.
+def all_ended(cluster: UseCluster, array: str, count: int) -> list[dict[str, Any]]:
+    """Wait until all elements have succeeded, and return them.
 
     Raises:
-        UseFailed: one did not, or none of the victims did run again.
+        UseFailed: one did not.
     """
     limit_s = time.monotonic() + 480.0
     while True:
@@ -47,11 +52,8 @@ def all_succeeded(cluster: UseCluster, array: str, count: int, victims: list[str
             raise UseFailed(f"after 480 s the elements are {states}")
         time.sleep(1.0)
     if states != ["succeeded"] * count:
-        raise UseFailed(f"the elements are {states}")
-    again = [job["id"] for job in jobs if job["attempts"] > 1]
-    if not set(again) & set(victims):
-        raise UseFailed(f"elements {victims} ran on the killed node, and those with a second attempt are {again}")
-    return len(again)
+        raise UseFailed(f"the elements are {states}\n{last_lines(cluster.logs(array), 20)}")
+    return jobs
 
 
 def array_with_a_kill(
@@ -60,8 +62,12 @@ def array_with_a_kill(
     """Submit an array, kill a node; return the fetched folder, the elements that ran on the node, and how many ran again."""
     array = cluster.submit(*words)
     victims = kill_a_node_of(cluster, array, ended)
-    again = all_succeeded(cluster, array, count, victims)
-    return cluster.fetched(array), victims, again
+    again = {job["id"] for job in all_ended(cluster, array, count) if job["attempts"] > 1}
+    if not again & set(victims):
+        raise UseFailed(
+            f"elements {victims} ran on the killed node, and those with a second attempt are {sorted(again)}"
+        )
+    return cluster.fetched(array), victims, len(again)
 
 
 def rendering(cluster: UseCluster) -> str:
@@ -101,4 +107,75 @@ def rendering(cluster: UseCluster) -> str:
     )
 
 
-ARRAYS = (Use(name="rendering", run=rendering, debian={"povray": "povray"}),)
+def docking(cluster: UseCluster) -> str:
+    """All ligands are docked; the best ten and those of the killed node have the scores of dockings without Phalanx."""
+    count, ligands, calm = 100, cluster.shell.work / "ligands", cluster.shell.work / "calm"
+    cluster.program("library.py", str(ligands))
+    with gzip.open("/usr/share/doc/autodock-vina/test-data/protein.pdbqt.gz") as file:
+        (ligands / "receptor.pdbqt").write_bytes(file.read())
+    words = ("dock.yaml", "-e", f"LIGANDS={ligands}")
+    folder, victims, again = array_with_a_kill(cluster, words, count, ended=20)
+    said = cluster.program("top.py", str(folder), str(ligands), str(cluster.results))
+    with (cluster.results / "top.csv").open(encoding="utf-8", newline="") as file_csv:
+        scores = {row["ligand"]: row["kcal_per_mol"] for row in csv.DictReader(file_csv)}
+    if len(scores) != count:
+        raise UseFailed(f"{len(scores)} of {count} ligands have a score")
+    calm.mkdir()
+    chosen = {*list(scores)[:10], *(victim.partition("_")[2] for victim in victims)}
+    for ligand in chosen:
+        environment = {"LIGANDS": str(ligands), "PHALANX_ARRAY_TASK_ID": ligand, "PHALANX_OUTPUT_DIR": str(calm)}
+        _run(["bash", str(cluster.folder / "dock.sh")], cluster.folder, environment)
+        pose = (calm / f"pose-{ligand}.pdbqt").read_bytes()
+        if pose != next(folder.rglob(f"pose-{ligand}.pdbqt")).read_bytes():
+            raise UseFailed(f"ligand {ligand} has another pose without Phalanx")
+    print(said)
+    best = next(iter(scores))
+    return (
+        f"{count} ligands, best {scores[best]} kcal/mol (ligand {best}); a node killed: {again} docked again; the poses of "
+        f"{len(chosen)}, the ten best among them, are those of calm runs"
+    )
+
+
+def molecular_dynamics(cluster: UseCluster) -> str:
+    """A rank of the MPI run dies; it goes on from a restart file, and energy is conserved throughout. The array gives the isotherm."""
+    melt, steps = cluster.submit("melt.yaml"), 5_000
+    cluster.when_logged(melt, "step 2000 saved")
+    cluster.kill_process(melt, "melt.in")
+    cluster.killed_at = "step 2000"
+    cluster.succeeded(melt)
+    said, folder = cluster.logs(melt), cluster.fetched(melt)
+    if "Reading restart file" not in said or f"done at step {steps}" not in said:
+        raise UseFailed(f"the run did not go on from a restart file to its end\n{last_lines(said, 30)}")
+    rows = {
+        row[0]: float(row[1])
+        for row in map(str.split, (folder / "energy.txt").read_text().splitlines())
+        if len(row) == 3
+    }
+    if sorted(map(int, rows)) != list(range(0, steps + 1, 100)):
+        raise UseFailed(f"the energies are those of steps {sorted(map(int, rows))}")
+    drift = (max(rows.values()) - min(rows.values())) / abs(rows["0"])
+    if drift > 1e-3:
+        raise UseFailed(f"the energy varies by {drift:.1e}")
+    points = cluster.submit("isotherm.yaml")
+    all_ended(cluster, points, 8)
+    table = cluster.program("plot.py", str(folder), str(cluster.fetched(points)), str(cluster.results))
+    (cluster.results / "isotherm.txt").write_text(table)
+    pressures = [float(line.split()[1]) for line in table.splitlines()[1:]]
+    if len(pressures) != 8 or not 0.169 < pressures[0] < 0.183:  # 0.2 (1 + B2 density + B3 density^2) is 0.177
+        raise UseFailed(f"the pressures are {pressures}")
+    return f"{steps} steps on 2 ranks, energy within {drift:.1e}; a rank killed: went on from a restart file; isotherm of 8 densities"
+
+
+def _run(words: list[str], folder: Path, variables: dict[str, str]) -> None:
+    done = subprocess.run(
+        words, cwd=folder, env=os.environ | variables, capture_output=True, text=True, timeout=200, check=False
+    )
+    if done.returncode != 0:
+        raise UseFailed(f"{words} ended with {done.returncode}: {done.stderr[-500:]}")
+
+
+ARRAYS = (
+    Use(name="rendering", run=rendering, debian={"povray": "povray"}),
+    Use(name="docking", run=docking, debian={"vina": "autodock-vina"}, packaged=True),
+    Use(name="molecular_dynamics", run=molecular_dynamics, debian={"lmp": "lammps"}),
+)

@@ -47,7 +47,19 @@ def analytics(cluster: UseCluster) -> str:
     return f"{days} files, {days * rows:,} rows, bad day {worst['day']} found; a node killed: same report"
 
 
+def rl_rollouts(cluster: UseCluster) -> str:
+    """A worker dies in the third generation; the training is the same, and the policy has learned."""
+    found = cluster.same_after_a_kill(
+        "train.py", kill_after="generation 2, 10 of", kill=lambda job: cluster.kill_process(job, _WORKER)
+    )
+    before, after = found["history"][0]["mean"], sum(found["test"]) / len(found["test"])
+    if after < 475.0:
+        raise UseFailed(f"the policy balances for {after:.0f} steps only")
+    return f"{before:.0f} steps in generation 0, {after:.0f} in the test; a worker killed: same history and weights"
+
+
 PROGRAMS = (
     Use(name="monte_carlo", run=monte_carlo),
     Use(name="analytics", run=analytics, packaged=True),
+    Use(name="rl_rollouts", run=rl_rollouts, packaged=True),
 )
