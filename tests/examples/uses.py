@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from tests.examples.arrays import ARRAYS
 from tests.examples.programs import PROGRAMS
+from tests.examples.trainings import TRAININGS
 
-USES = (*PROGRAMS, *ARRAYS)
+USES = (*PROGRAMS, *ARRAYS, *TRAININGS)
