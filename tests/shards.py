@@ -134,6 +134,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_data_campaign.py",
     "tests/e2e/test_executor_campaign.py",
     "tests/e2e/test_hydra.py",
+    "tests/e2e/test_sweep.py",
     "tests/e2e/test_submitit_parity.py",
     "tests/e2e/test_node_tests.py",
     "tests/e2e/test_operator_hooks.py",
@@ -423,6 +424,7 @@ SHARDS: tuple[Shard, ...] = (
         tests=("tests/examples/test_uses.py",),
         sources=("executor", "node/shell", "cli/jobs"),
     ),
+    Shard(title="sweeps", tests=("tests/e2e/test_sweep.py",), sources=("sweep", "cli/sweep")),
     Shard(title="phalanx.torch", tests=("tests/torch",), sources=("torch", "wire")),
     Shard(
         title="engine contract: local and joined",

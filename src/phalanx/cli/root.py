@@ -32,6 +32,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
     "Jobs": {
         "run": CommandEntry("phalanx.cli.jobs.run:run", "Run a command or job file and follow it."),
         "submit": CommandEntry("phalanx.cli.jobs.submit:submit", "Submit a command or job file and return."),
+        "sweep": CommandEntry(
+            "phalanx.cli.sweep.command:sweep", "Search parameters by many jobs, and stop the bad ones early."
+        ),
         "ps": CommandEntry("phalanx.cli.jobs.ps:ps", "List jobs with their progress, and why they wait."),
         "why": CommandEntry(
             "phalanx.cli.jobs.why:why", "Explain why a job waits, until when, and what would start it now."

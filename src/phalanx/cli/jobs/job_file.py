@@ -37,14 +37,17 @@ class JobFile:
         return f"{self.path}:{self.lines[key]}" if key in self.lines else self.path
 
 
-def read_job_file(path: str) -> JobFile:
-    """Return the job file at `path`; `-` reads standard input.
+def read_job_file(path: str, *, beside: str = "") -> JobFile:
+    """Return the job file at `path`; `-` reads standard input. The key `beside` is left to the caller.
 
     Raises:
         BadFile: the file is missing, a folder, not UTF-8 or not YAML, or has an unknown or duplicate key.
         TooLarge: the file is larger than 256 KiB; checked before parsing.
     """
-    return _job_file(read_yaml_file(path, JOB_FILE, missing_hint=_MISSING))
+    root = read_yaml_file(path, JOB_FILE, missing_hint=_MISSING)
+    if beside and isinstance(root.content, dict):
+        root.content.pop(beside, None)
+    return _job_file(root)
 
 
 def parse_job_file(text: str, *, path: str) -> JobFile:

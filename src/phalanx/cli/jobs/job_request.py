@@ -88,12 +88,13 @@ def job_options(command: F) -> F:
     return command
 
 
-def job_request(context: click.Context, given: Mapping[str, Any]) -> JobRequest:
+def job_request(context: click.Context, given: Mapping[str, Any], *, beside: str = "") -> JobRequest:
     """Return the job that a command line describes.
 
     Args:
         context: of the command; has the words after `--`.
         given: values of `job_options`.
+        beside: a key of the file that is not one of the job's.
 
     Raises:
         BadFile: the job file is missing or wrong.
@@ -120,7 +121,7 @@ def job_request(context: click.Context, given: Mapping[str, Any]) -> JobRequest:
     else:
         from phalanx.cli.jobs.job_file import read_job_file
 
-        file = read_job_file(path)
+        file = read_job_file(path, beside=beside)
         mapping = dict(file.mapping)
         here = os.path.dirname(os.path.abspath(path)) if mapping.get("workdir") and path != "-" else here
         where = lambda key: _flag(key) if key in options else file.location(key)  # noqa: E731  # shorter than a function

@@ -1,0 +1,1 @@
+"""`phalanx sweep`: starts, resumes and shows sweeps."""
