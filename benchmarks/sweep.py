@@ -162,26 +162,34 @@ def swept(name: str, seed: int) -> tuple[float, int]:
     return best.value, jobs.device_steps
 
 
-def optuna_alone(name: str, seed: int) -> tuple[float, int]:
-    """Run Optuna's own loop, one trial after the other, with as many trials; return the same figures."""
+def optuna_alone(name: str, seed: int, parallel: int) -> tuple[float, int]:
+    """Run as many trials with Optuna and nothing of ours, some at once, each a step a turn; return the same figures."""
     _, box_x, box_y, _, _ = FUNCTIONS[name]
     loss = loss_of(name)
-    ran = 0
-
-    def objective(trial: optuna.Trial) -> float:
-        nonlocal ran
-        at = {"x": trial.suggest_float("x", *box_x), "y": trial.suggest_float("y", *box_y)}
-        for step in range(1, STEPS + 1):
-            ran += 1
-            trial.report(loss(at, step), step)
-            if trial.should_prune():
-                raise optuna.TrialPruned
-        return loss(at, STEPS)
-
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=FIRST, reduction_factor=ETA)
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed), pruner=pruner)
-    study.optimize(objective, n_trials=SAMPLES)
+    sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=parallel > 1)
+    study = optuna.create_study(sampler=sampler, pruner=pruner)
+    ran, begun = 0, 0
+    running: list[tuple[optuna.Trial, int]] = []
+    while running or begun < SAMPLES:
+        while len(running) < parallel and begun < SAMPLES:
+            begun += 1
+            trial = study.ask()
+            trial.suggest_float("x", *box_x)
+            trial.suggest_float("y", *box_y)
+            running.append((trial, 0))
+        advanced = [(trial, step + 1) for trial, step in running]
+        ran += len(advanced)
+        running = []
+        for trial, step in advanced:
+            trial.report(loss(trial.params, step), step)
+            if step == STEPS:
+                study.tell(trial, loss(trial.params, step))
+            elif trial.should_prune():
+                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            else:
+                running.append((trial, step))
     return study.best_value, ran
 
 
@@ -192,13 +200,15 @@ def measure(seeds: int) -> dict[str, Any]:
     rows = []
     for name in FUNCTIONS:
         ours = [swept(name, seed) for seed in range(seeds)]
-        alone = [optuna_alone(name, seed) for seed in range(seeds)]
+        alone = [optuna_alone(name, seed, PARALLEL) for seed in range(seeds)]
+        serial = [optuna_alone(name, seed, 1) for seed in range(seeds)]
         rows.append(
             {
                 "function": name,
                 "grid_loss": grid_best(name) - floor,
                 "sweep_loss": statistics.mean(loss for loss, _ in ours) - floor,
                 "optuna_loss": statistics.mean(loss for loss, _ in alone) - floor,
+                "optuna_serial_loss": statistics.mean(loss for loss, _ in serial) - floor,
                 "grid_over_sweep": grid_steps / statistics.mean(steps for _, steps in ours),
                 "grid_over_optuna": grid_steps / statistics.mean(steps for _, steps in alone),
             }
@@ -209,6 +219,7 @@ def measure(seeds: int) -> dict[str, Any]:
         "grid_loss": statistics.mean(row["grid_loss"] for row in rows),
         "sweep_loss": statistics.mean(row["sweep_loss"] for row in rows),
         "optuna_loss": statistics.mean(row["optuna_loss"] for row in rows),
+        "optuna_serial_loss": statistics.mean(row["optuna_serial_loss"] for row in rows),
         "functions": rows,
     }
 
