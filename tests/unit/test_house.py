@@ -32,6 +32,7 @@ EXTRAS = {
     "submitit": "submitit",
     "joblib": "joblib",
     "obstore": "node/data",
+    "optuna": "sweep",
 }
 
 # The standard library as core may see it: values, types and arithmetic.
@@ -412,6 +413,7 @@ def test_extras_are_the_promised_ones():
         "submitit",
         "joblib",
         "hydra",
+        "sweep",
         "data",
         "dev",
     }

@@ -214,5 +214,5 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise BadRequest("a sweep needs Optuna", hint="pip install 'phalanx[sweep]'") from error
+        raise BadRequest("a sweep needs Optuna", hint="pip install '.[sweep]' in the checkout") from error
     return optuna

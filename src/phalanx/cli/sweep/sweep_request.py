@@ -20,6 +20,7 @@ from phalanx.sweep.space import SweepParameter, check_space, grid_size
 from phalanx.sweep.trial_jobs import placeholders
 
 _KEY: Final = "sweep"
+_FILE_ENDINGS: Final = (".yaml", ".yml")
 _SAMPLES: Final = 20
 _GRACE: Final = "1s"
 """From SIGTERM to SIGKILL for a trial that says nothing else, so that a stopped one frees its GPU within 2 s."""
@@ -36,9 +37,11 @@ def sweep_request(context: click.Context, given: Mapping[str, Any]) -> tuple[Swe
         BadFile: the file is wrong.
         BadRequest: options are wrong or contradict each other.
     """
+    if given["file"] and not given["file"][0].lower().endswith(_FILE_ENDINGS):
+        raise BadRequest(f"{given['file'][0][:80]!r} is not a sweep file (*.yaml)", hint="a command goes after --")
     wanted = job_request(context, {**given, "name": None}, beside=_KEY)
-    if wanted.spec.array or wanted.spec.service is not None or wanted.plan_request is not None or wanted.slurm_names:
-        raise BadRequest("a trial is one job: no array, service, plan or #SBATCH script", hint="leave that key out")
+    if wanted.spec.array or wanted.spec.service is not None or wanted.plan_request is not None:
+        raise BadRequest("a trial is one job: no array, service or plan", hint="leave that key out")
     settings, parameters = _file_settings(given["file"])
     settings.update({key: given[key] for key in (*_NUMBERS, *_WORDS) if given.get(key) is not None})
     typed = {one.name: one for one in typed_parameters(context)}
