@@ -101,6 +101,8 @@ def test_values_reach_the_program_as_options_words_and_variables():
         definition(job={"run": "a {lr} {layers} {x}"}, append=False), 0, {"lr": "1; rm", "layers": "{lr}"}
     )
     assert filled["run"] == "a '1; rm' '{lr}' {x}", "one pass, and words of a shell"
+    line = trial_job(definition(job={"run": "a b\n"}), 0, {"lr": "1; rm"})
+    assert line["run"] == "a b '--lr=1; rm'"
     kept = trial_job(definition(job={"run": ["a"], "checkpoint": "/c/"}), 2, values)
     assert kept["checkpoint"] == "/c/s-2"
 

@@ -31,11 +31,12 @@ def trial_job(definition: SweepDefinition, number: int, values: Mapping[str, str
     """Return the keys of the job file of a trial."""
     job = dict(definition.job)
     run = job["run"]
+    options = [f"--{name}={value}" for name, value in values.items()] if definition.append else []
     if isinstance(run, str):  # for a shell
-        job["run"] = _filled(run, {name: shlex.quote(value) for name, value in values.items()})
+        filled = _filled(run, {name: shlex.quote(value) for name, value in values.items()})
+        job["run"] = " ".join([filled.rstrip(), *map(shlex.quote, options)])
     else:
         assert isinstance(run, list)
-        options = [f"--{name}={value}" for name, value in values.items()] if definition.append else []
         job["run"] = [*(_filled(str(word), values) for word in run), *options]
     given_env: Any = job.get("env") or {}
     job["env"] = {

@@ -60,7 +60,7 @@ def sweep_request(context: click.Context, given: Mapping[str, Any]) -> tuple[Swe
         name=given["name"] or settings.get("name") or _free_name(wanted.spec.name),
         parameters=space,
         job=job,
-        append=not named and not isinstance(job["run"], str),
+        append=not named and "\n" not in str(job["run"]).strip(),
         samples=samples,
         search=search,
         seed=settings.get("seed", 0),
