@@ -227,6 +227,7 @@ def test_what_an_image_is_given_is_looked_for_with_the_accounts_rights(open_fold
         workdir=str(open_folder / "theirs" / "inner"),
         checkpoints="",
         outputs="",
+        data=(),
         mps="",
         scratch=SimpleNamespace(path=""),
     )
