@@ -5,10 +5,6 @@ from __future__ import annotations
 import datetime
 from typing import Final
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -85,6 +81,12 @@ def _about(services: HeadServices, job_id: JobId, node_id: NodeId) -> tuple[User
 
 def make_certificate(node_id: NodeId) -> tuple[str, str]:
     """A certificate that signs itself, and its key: peers know it by its SHA-256, which the head tells them."""
+    # Imported here: most heads stage no datasets.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"phalanx data {node_id}"[:64])])
     now = datetime.datetime.now(datetime.UTC)

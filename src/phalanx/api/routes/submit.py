@@ -138,7 +138,8 @@ def _data_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:
 
 
 def _secret_warnings(spec: JobSpec) -> list[str]:
-    names = variables_like_secrets(spec.env)
+    """Return the warning for variables that the user wrote. A batch script gets the whole environment of its user's shell, without one."""
+    names = () if spec.is_batch_script else variables_like_secrets(spec.env)
     if not names:
         return []
     named = ", ".join(names)

@@ -188,6 +188,11 @@ class JobSpec:
         return bool(self.data) and self.data_mode is DataMode.STAGE
 
     @property
+    def is_batch_script(self) -> bool:
+        """Whether it was written for `sbatch`, with its settings as `#SBATCH` lines."""
+        return bool(self.slurm)
+
+    @property
     def command_line(self) -> str:
         """The command for display; of an `#SBATCH` script its path and arguments."""
         if script := dict(self.slurm).get("script"):
