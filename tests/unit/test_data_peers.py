@@ -86,7 +86,7 @@ class Node:
         links = [PeerLink(one.peer(), DATASET.id) for one in peers]
         said = [] if says is None else says
         run = Staging(
-            stored=self.stored, source=source, rank=self.rank, nodes=nodes, peers=lambda: links, say=said.append
+            stored=self.stored, source=source, rank=self.rank, nodes=nodes, peers=lambda: links, log=said.append
         )
         return run.run()
 

@@ -147,7 +147,7 @@ class RangeServer:
     """An HTTP server of one file with ranges. `bytes`: of all answers; `gate`: answers wait while it is cleared after `free` of them."""
 
     def __init__(self, data):
-        self.data, self.bytes, self.free = data, 0, 1 << 30
+        self.data, self.bytes, self.free, self.version = data, 0, 1 << 30, '"one"'
         self.gate, self.lock = threading.Event(), threading.Lock()
         owner = self
 
@@ -160,7 +160,7 @@ class RangeServer:
                     if owner.free < 0:
                         owner.gate.wait(60)
                 self.send_response(206)
-                self.send_header("ETag", '"one"')
+                self.send_header("ETag", owner.version)
                 self.send_header("Content-Length", str(len(part)))
                 self.send_header("Content-Range", f"bytes {first}-{last}/{len(owner.data)}")
                 with contextlib.suppress(OSError):  # the program was killed
@@ -204,6 +204,17 @@ def order(tmp_path, *sources):
 def run(path):
     done = subprocess.run([*PROGRAM, path], capture_output=True, text=True, timeout=60, check=False)
     return json.loads(Path(path).with_name("answer").read_text()), done.stdout
+
+
+@pytest.mark.parametrize("version", ['"one"', 'W/"one"'])
+def test_file_that_changed_on_its_server_is_never_mixed_with_the_listed_one(server, version):
+    server.version = version
+    source = open_source(server.url, {})
+    (file,) = source.list().files
+    assert source.read(file, 5, 20) == server.data[5:25]
+    server.version = version.replace("one", "two")
+    with pytest.raises(DatasetInvalid, match="changed since it was listed"):
+        source.read(file, 5, 20)
 
 
 @pytest.mark.serial

@@ -163,10 +163,7 @@ class PortForward:
                 return
             if errors and isinstance(errors[0], Unreachable | TryLater):
                 raise errors[0]
-            try:
-                state = self._client.job(self._job_id).job.state
-            except PhalanxError as error:
-                raise error from None
+            state = self._client.job(self._job_id).job.state
             if state == "running":  # the head stopped, or the attempt was restarted
                 raise Unreachable(errors[0].message if errors else "the relay in the job ended")
             raise Conflict(f"job {self._job_id} is {state}", hint="its ports are gone with it")

@@ -136,6 +136,9 @@ class StreamRelay:
         at = 0
         while len(self._unread) - at >= _HEADER.size:
             number, kind, value = _HEADER.unpack_from(self._unread, at)
+            if kind == DATA and value > WINDOW_BYTES:
+                self.over = True  # the other side is no relay: its bytes would be collected without end
+                return
             body = at + _HEADER.size
             end = body + (value if kind == DATA else 0)
             if end > len(self._unread):

@@ -84,7 +84,7 @@ class SweepDriver:
     @property
     def done(self) -> bool:
         """Whether all trials have ended, and the GPUs of stopped ones are free."""
-        started = self._started and len(self.study.trials()) >= self.definition.samples
+        started = self._started and self.study.count >= self.definition.samples
         return started and not self._live and not self._stopping
 
     def turn(self, now_s: float) -> list[SweepEvent]:
@@ -94,7 +94,7 @@ class SweepDriver:
             self._resume(now_s)
             self._started = True
         self._look(now_s)
-        while len(self._live) < self.definition.max_parallel and len(self.study.trials()) < self.definition.samples:
+        while len(self._live) < self.definition.max_parallel and self.study.count < self.definition.samples:
             self._submit(self.study.ask(), "started", now_s)
         return self._events
 
@@ -210,9 +210,18 @@ class SweepDriver:
         why: str = "",
         freed_s: float | None = None,
     ) -> None:
-        given = {"step": step, "value": value, "why": why, "freed_s": freed_s}
         self._events.append(
-            SweepEvent(kind=kind, trial=trial.number, at_s=now_s, job_id=trial.job_id, values=trial.values, **given)  # type: ignore[arg-type]  # a mapping of several types
+            SweepEvent(
+                kind=kind,
+                trial=trial.number,
+                at_s=now_s,
+                job_id=trial.job_id,
+                values=trial.values,
+                step=step,
+                value=value,
+                why=why,
+                freed_s=freed_s,
+            )
         )
 
 

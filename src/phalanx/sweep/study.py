@@ -1,4 +1,4 @@
-"""The trials of a sweep in Optuna: asked one by one, reported at the rungs of ASHA, told how they ended. The only module that imports Optuna.
+"""The trials of a sweep in Optuna: chosen one by one, compared at the rungs of ASHA, and closed with their result. The only module that imports Optuna.
 
 Each trial number has a sampler of its own, seeded by the seed of the sweep and the number. So a sweep that was interrupted goes on with the
 same values as one that was not, for grid and random; TPE also looks at the results so far.
@@ -82,7 +82,7 @@ class SweepStudy:
 
     def ask(self) -> TrialRecord:
         """Begin the next trial. It is stored when this returns."""
-        self._study.sampler = _sampler(self._definition, len(self._study.get_trials(deepcopy=False)))
+        self._study.sampler = _sampler(self._definition, self.count)
         trial = self._suggest(self._study.ask())
         self._trials[trial.number] = trial
         return self.trial(trial.number)
@@ -104,6 +104,11 @@ class SweepStudy:
         if why:
             self._trials[number].set_user_attr(_WHY, why)
         self._study.tell(self._trials.pop(number), value if state == "complete" else None, state=states[state])
+
+    @property
+    def count(self) -> int:
+        """The number of trials that were begun."""
+        return len(self._study.get_trials(deepcopy=False))
 
     def trial(self, number: int) -> TrialRecord:
         """Return one trial."""

@@ -21,7 +21,7 @@ from phalanx.core.state.records import NODES
 from phalanx.core.work.users import Action
 from phalanx.wire.data_peers import TOKEN_LIFETIME_S, DataPeer, DataPeersReply, DataPeersRequest, data_key, data_token
 
-_OUTSIDE_MAX: Final = 8  # nodes outside the job that a node is told of: each is asked for its chunks every 0.1 s
+_OUTSIDE_MAX: Final = 8  # nodes outside the job that a node is told of: each is asked for its chunks twice a second
 _CERTIFICATE_DAYS: Final = 397  # as of all certificates of a head
 _FINGERPRINT_MAX: Final = 128
 
@@ -80,7 +80,7 @@ def _about(services: HeadServices, job_id: JobId, node_id: NodeId) -> tuple[User
 
 
 def make_certificate(node_id: NodeId) -> tuple[str, str]:
-    """A certificate that signs itself, and its key: peers know it by its SHA-256, which the head tells them."""
+    """A certificate that signs itself, and its key: peers know it by its SHA-256, which the head sends them."""
     # Imported here: most heads stage no datasets.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

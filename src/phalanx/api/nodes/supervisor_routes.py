@@ -366,7 +366,7 @@ def _unpacked(body: bytes) -> ExecOutput:
     """Decode output in MessagePack.
 
     Raises:
-        BadRequest: it is none.
+        BadRequest: it is not.
     """
     try:
         return unpack(body, ExecOutput)

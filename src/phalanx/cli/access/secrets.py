@@ -104,7 +104,7 @@ def remove(name: str, project: str | None, mine: bool, as_json: bool) -> None:
 @secrets.command("rotate-key")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def rotate_key(as_json: bool) -> None:
-    """Encrypt all secrets with a new key and drop the old one. Backups from before keep the old key's values: set those secrets anew too."""
+    """Encrypt all secrets with a new key and drop the old one. Earlier backups can still be read with the old key: set those secrets again too."""
     done = connect().rotate_secrets_key()
     if as_json:
         print(to_json(done, indent=2))

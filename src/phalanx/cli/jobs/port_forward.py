@@ -30,11 +30,11 @@ def port_forward(job: str, ports: tuple[str, ...], address: str) -> None:
     wanted = [ForwardedPort(local=here, remote=there, address=address) for here, there in map(_ports, ports)]
     head = connect()
     job_id, node_rank = resolve_node(head, job)
-    told: set[int] = set()
+    warned: set[int] = set()
 
     def refused(port: int) -> None:
-        if port not in told:
-            told.add(port)
+        if port not in warned:
+            warned.add(port)
             warn(f"nothing listens on port {port} in job {job_id} yet")
 
     def broken(error: PhalanxError) -> None:

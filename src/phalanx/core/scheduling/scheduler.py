@@ -379,7 +379,7 @@ class Scheduler:
         if node.last_choice is not before.last_choice:
             self._update_slow_nodes()
         if node.datasets != before.datasets:
-            self._update_data_nodes()
+            self._move_datasets(before, node)
         if node.schedulable != before.schedulable:
             self._rejudge(snapshot)
             self._shaping.invalidate(node)
@@ -401,6 +401,16 @@ class Scheduler:
             for one in node.datasets:
                 holders.setdefault(one.key, []).append(number)
         self.board.data_nodes = {key: bitset_of(numbers) for key, numbers in holders.items()}
+
+    def _move_datasets(self, before: Node, node: Node) -> None:
+        """Update the index of datasets for one node: nodes report each copy, and a fleet may have 100,000 of them."""
+        bits = bitset_of(self.fleet_index.numbers_of_node[node.id])
+        found = dict(self.board.data_nodes)  # copies of the board share it
+        for one in before.datasets:
+            found[one.key] = found.get(one.key, 0) & ~bits
+        for one in node.datasets:
+            found[one.key] = found.get(one.key, 0) | bits
+        self.board.data_nodes = {key: holders for key, holders in found.items() if holders}
 
     def _update_shapes(self, snapshot: ClusterSnapshot) -> None:
         """Other nodes are up: a request without a fixed shape may have a different one, or have one for the first time."""

@@ -80,11 +80,11 @@ class Staging:
     nodes: int = 1
     peers: Callable[[], Sequence[Peer]] = tuple
     on_progress: Callable[[StagingProgress], None] = lambda _: None
-    say: Callable[[str], None] = lambda _: None
+    log: Callable[[str], None] = lambda _: None
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _left: set[int] = field(default_factory=set)
     _waiting: set[int] = field(default_factory=set)
-    _heard_s: dict[int, float] = field(default_factory=dict)
+    _last_news_s: dict[int, float] = field(default_factory=dict)
     _known: dict[str, Peer] = field(default_factory=dict)
     _requests: Counter[str] = field(default_factory=Counter)
     _bad: dict[int, set[str]] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Staging:
         self._waiting = set(self._left)
         self._own = deque(index for index in sorted(self._left) if index % self.nodes == self.rank)
         began_s = time.monotonic()
-        self._heard_s = dict.fromkeys(range(self.nodes), began_s)
+        self._last_news_s = dict.fromkeys(range(self.nodes), began_s)
         readers = self.source.threads
         if self.nodes > 1:
             at_once = min(_SOURCE_READS_MAX, self.stored.dataset.chunks // _SOURCE_ROUNDS_MIN)
@@ -164,7 +164,7 @@ class Staging:
             except SourceUnavailable as error:
                 if number == _TRIES - 1:
                     raise
-                self.say(f"{error}; trying again")
+                self.log(f"{error}; trying again")
                 time.sleep(2.0**number)
         raise AssertionError
 
@@ -179,12 +179,12 @@ class Staging:
                 data = peer.read(index)
                 self.stored.put(index, data, expected=digest)
             except ChunkCorrupt as error:
-                self.say(f"node {peer.name}: {error}; it is read elsewhere")
+                self.log(f"node {peer.name}: {error}; it is read elsewhere")
                 with self._lock:
                     self._bad.setdefault(index, set()).add(peer.name)
                 self._give_back(index)
             except PeerGone as error:
-                self.say(f"node {peer.name}: {error}")
+                self.log(f"node {peer.name}: {error}")
                 peer.digests.pop(index, None)
                 self._give_back(index)
             else:
@@ -221,7 +221,7 @@ class Staging:
         while not self._over and self._known.get(peer.name) is peer:
             try:
                 if peer.poll() and peer.rank is not None:
-                    self._heard_s[peer.rank] = time.monotonic()
+                    self._last_news_s[peer.rank] = time.monotonic()
             except PeerGone:
                 time.sleep(_GONE_S)
             self._answered.add(peer.name)
@@ -240,7 +240,7 @@ class Staging:
             if not self._polled:
                 return None
             now_s = time.monotonic()
-            silent = {rank for rank, heard_s in self._heard_s.items() if now_s - heard_s > _SILENT_S}
+            silent = {rank for rank, last_s in self._last_news_s.items() if now_s - last_s > _SILENT_S}
             orphans = [
                 index
                 for index in self._left

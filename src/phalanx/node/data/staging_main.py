@@ -116,7 +116,7 @@ def _bring(order: dict[str, Any], name: str, source: DataSource, dataset: Datase
             nodes=order["nodes"],
             peers=PeerFile(order["peers"], dataset.id),
             on_progress=_Reporter(order, name),
-            say=_print,
+            log=_print,
         )
         last = staging.run()
         moved = last.from_source + last.from_peers
@@ -135,7 +135,7 @@ class _Reporter:
 
     def __init__(self, order: dict[str, Any], name: str) -> None:
         self._path, self._name = order["progress"], name
-        self._said_s = time.monotonic()
+        self._logged_s = time.monotonic()
 
     def __call__(self, progress: StagingProgress) -> None:
         left = progress.total_bytes - progress.done_bytes
@@ -154,8 +154,8 @@ class _Reporter:
                 file,
             )
         os.replace(fresh, self._path)
-        if time.monotonic() - self._said_s >= _SAY_EVERY_S:
-            self._said_s = time.monotonic()
+        if time.monotonic() - self._logged_s >= _SAY_EVERY_S:
+            self._logged_s = time.monotonic()
             ends = "" if eta_s is None else f", {format_duration(eta_s)} left"
             _print(
                 f"data {self._name}: {format_bytes(progress.done_bytes)} of {format_bytes(progress.total_bytes)}, {format_bytes(int(progress.rate_bytes_per_s))}/s{ends}"

@@ -18,7 +18,6 @@ class OutputMasker:
 
     def __init__(self, values: Iterable[str]) -> None:
         self._needles = _needles(values)
-        self._longest = max(map(len, self._needles), default=0)
         self._held = b""
         self._covered = 0  # bytes at the beginning of `_held` for which a mask was already returned
 

@@ -1,4 +1,4 @@
-"""The servers of chunks on this node, and what the head is told about them: one for each user whose jobs stage data here."""
+"""The servers of chunks on this node, and the reports on them to the head: one for each user whose jobs stage data here."""
 
 from __future__ import annotations
 

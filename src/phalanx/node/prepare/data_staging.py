@@ -82,7 +82,7 @@ def progress_of(member: MemberRuntime) -> StagingSample | None:
 def _visible(member: MemberRuntime, name: str, source: str) -> str:
     path = local_path(source) or source
     with acting_as(member.account):
-        if not os.access(path, os.R_OK, effective_ids=False) and not os.path.exists(path):
+        if not os.path.exists(path):
             raise PreparationFailed(f"data {name}: {path} does not exist on this node", charge=True)
     return path
 
