@@ -1,4 +1,4 @@
-"""200 kills, freezes and changes among 1, 2, 3, 4 and 6 ranks: every sample once an epoch, in one global order, with the losses of one process."""
+"""Kills, freezes and changes (200 in `make prove`) among 1, 2, 3, 4 and 6 ranks: every sample once an epoch, in one global order, with the losses of one process."""
 
 import glob
 import json
@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import phalanx.torch
+from tests.effort import size
 
 ROOT = Path(__file__).parents[2]
-DISTURBANCES = 200
+DISTURBANCES = size(40, 200)
 
 pytestmark = [pytest.mark.serial, pytest.mark.torch, pytest.mark.timeout(900)]
 
