@@ -4,12 +4,13 @@
 #   make check    lint, types, contracts, quick tests: for every edit, a minute at most
 #   make test     every invariant once, at small size; CI runs it
 #
-# PYTHON chooses the interpreter (3.11 or newer), VENV the folder, JOBS how many test processes run at once.
+# PYTHON chooses the interpreter (3.11 or newer), VENV the folder, JOBS how many test processes run at once: three on two cores, since
+# tests with real processes wait for half of their time.
 
 SHELL  := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 VENV   ?= .venv
-JOBS   ?= 2
+JOBS   ?= 3
 ARGS   ?=
 QUIET  ?= -q
 
