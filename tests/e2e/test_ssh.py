@@ -187,7 +187,9 @@ def test_config_ssh_includes_one_file_once_and_keeps_what_was_there(environment,
     config = tmp_path / ".ssh" / "config"
     config.write_text("Host mine\n    Port 2222\n")
     assert "now includes" in phalanx(home, "config", "ssh").stdout
-    assert "already includes" in phalanx(home, "config", "ssh").stdout
+    again = phalanx(home, "config", "ssh")
+    assert "already includes" in again.stdout
+    assert f"use ssh -F {config}" in again.stderr  # this HOME is not that of the account
     text = config.read_text()
     assert text.count("Include ") == 1
     assert text.endswith("Host mine\n    Port 2222\n")

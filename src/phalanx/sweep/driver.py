@@ -170,7 +170,7 @@ class SweepDriver:
         if job.state != "succeeded":
             why = job.why or f"its job ended as {job.state}"
         elif not known:
-            why = f"it reported no {metric}; call phalanx.torch.report(step=..., loss=...) after each step"
+            why = f"it reported no {metric}; call phalanx.torch.init() once, and phalanx.torch.report(step=..., loss=...) after each step"
         elif curve[-1][1] is None:
             why = f"its {metric} is no number at step {curve[-1][0]}"
         else:

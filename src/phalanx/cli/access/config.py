@@ -9,6 +9,7 @@ import click
 
 from phalanx.cli.command_groups import CommandGroup
 from phalanx.cli.connection import PATIENCE_S
+from phalanx.cli.errors import warn
 from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import strip_control
@@ -75,6 +76,8 @@ def ssh_(only_print: bool) -> None:
         return
     path, changed = ssh_files.include_settings(settings)
     print(f"{path} {'now includes' if changed else 'already includes'} {settings}")
+    if not ssh_files.is_read_by_ssh(path):
+        warn(f"ssh reads the home of your account and not $HOME: use ssh -F {path}")
     print(f"next: ssh JOB{ssh_files.DOMAIN}")
 
 

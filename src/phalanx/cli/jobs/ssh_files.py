@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -95,6 +96,12 @@ def know_host(host: str, key: str) -> None:
         if line not in lines:
             others = [one for one in lines if one.split(" ", 1)[0] != host]
             write_private(folder, "known_hosts", "\n".join([*others[-_HOSTS_MAX:], line]) + "\n")
+
+
+def is_read_by_ssh(path: str) -> bool:
+    """Return whether ssh reads this file by itself: it looks in the account's home, whatever HOME is (ssh_config(5))."""
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    return os.path.realpath(path) == os.path.realpath(os.path.join(home, ".ssh", "config"))
 
 
 def include_settings(settings: str) -> tuple[str, bool]:

@@ -103,7 +103,12 @@ def best_lines(definition: SweepDefinition, trials: Sequence[TrialRecord]) -> li
     """Return the numbers of a sweep, the best trial and the next command."""
     best = best_trial(trials, maximize=definition.maximize)
     if best is None:
-        return [_counts(definition, trials), "no trial is complete"]
+        failed = [one.job_id for one in trials if one.state == "failed" and one.job_id]
+        return [
+            _counts(definition, trials),
+            "no trial is complete",
+            *(f"next: phalanx logs {one}" for one in failed[:1]),
+        ]
     values = " ".join(f"{name}={value}" for name, value in best.values.items())
     line = f"best: trial {best.number} (job {best.job_id}), {definition.metric} {best.value:.5g} with {values}"
     return [_counts(definition, trials), strip_control(line), f"next: phalanx show {best.job_id}"]
