@@ -8,8 +8,9 @@ keygen=$(command -v ssh-keygen) || fail "there is no ssh-keygen here: install th
 private=$(dirname "${PHALANX_LEASE_PAGE:-/nonexistent/page}")
 [ -w "$private" ] || private=$(mktemp -d) || fail "no folder can be written here"
 session=$(mktemp -d "$private/ssh-XXXXXX") || fail "no folder can be written in $private"
-trap 'rm -rf "$session"' EXIT
-trap 'exit 129' HUP INT TERM # after sshd, which receives it too
+clean() { trap '' HUP INT TERM; rm -rf "$session"; } # the hangup at the end of a session must not end rm
+trap clean EXIT
+trap 'clean; exit 129' HUP INT TERM # after sshd, which receives it too; it may arrive while the other trap runs
 key="$private/ssh_host_key"
 if [ ! -e "$key.pub" ]; then # several sessions may begin at once: the first link wins
   "$keygen" -q -t ed25519 -N "" -C "" -f "$session/key" || fail "ssh-keygen failed"
