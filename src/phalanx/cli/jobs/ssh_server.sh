@@ -10,7 +10,7 @@ private=$(dirname "${PHALANX_LEASE_PAGE:-/nonexistent/page}")
 session=$(mktemp -d "$private/ssh-XXXXXX") || fail "no folder can be written in $private"
 clean() { trap '' HUP INT TERM; rm -rf "$session"; } # the hangup at the end of a session must not end rm
 trap clean EXIT
-trap 'clean; exit 129' HUP INT TERM # after sshd, which receives it too; it may arrive while the other trap runs
+trap 'clean; exit 129' HUP INT TERM PIPE # after sshd, which receives them too; they may arrive while the other trap runs
 key="$private/ssh_host_key"
 if [ ! -e "$key.pub" ]; then # several sessions may begin at once: the first link wins
   "$keygen" -q -t ed25519 -N "" -C "" -f "$session/key" || fail "ssh-keygen failed"
