@@ -16,7 +16,8 @@ from phalanx.cli.demo.runner import DemoQuit, DemoRunner
 from phalanx.core.errors import BadFile, BadRequest, Conflict
 from phalanx.core.ids import NodeId
 from phalanx.engines.local import records
-from phalanx.node.processes.proctable import alive, identity
+from phalanx.node.processes.proctable import alive, identity, process_environment, read_table
+from tests.e2e.process_rig import until
 from tests.unit.demo_drawn import KILL_S, make_scene
 
 
@@ -172,6 +173,13 @@ def running(code, **variables):
         process.stdout.close()
 
 
+def living_of(key):
+    marked = [
+        row for row in read_table().values() if process_environment(row.pid).get(b"PHALANX_NODE_KEY") == key.encode()
+    ]
+    return [row.pid for row in marked if not row.dead]
+
+
 @pytest.mark.serial
 @pytest.mark.parametrize("orphan", [False, True])
 def test_a_killed_node_leaves_no_process(tmp_path, orphan):
@@ -184,10 +192,11 @@ def test_a_killed_node_leaves_no_process(tmp_path, orphan):
         records.write(
             str(folder), records.StartedNode(id=NodeId("n0"), node_key=key, identity=living, virtual_devices=4)
         )
+        assert root.pid in living_of(key)
         assert kill_node(str(tmp_path), "n0") == 2
         root.wait(timeout=30)
         assert not alive(living)
-        assert kill_marked([key]) == 0
+        until(lambda: not living_of(key), "SIGKILL takes effect on each of them")
         with pytest.raises(Conflict, match="is not running"):
             kill_node(str(tmp_path), "n0")
 
