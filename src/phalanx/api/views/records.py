@@ -33,6 +33,7 @@ from phalanx.core.work.share import gpus_of
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.core.work.topology_constraint import constraint_texts
 from phalanx.core.work.users import Token, User
+from phalanx.core.work.web_ports import web_path
 from phalanx.wire.api.jobs import (
     AttemptView,
     CheckpointView,
@@ -44,6 +45,7 @@ from phalanx.wire.api.jobs import (
     Progress,
     RoleView,
     StagingView,
+    WebPortView,
 )
 from phalanx.wire.api.nodes import (
     CordonView,
@@ -149,6 +151,9 @@ def job_view(
         waste=None if waste is None or not live else _waste(waste),
         virtual=virtual,
         labels=dict(spec.labels) if show_all else {},
+        web_ports=[WebPortView(port=one.port, name=one.name, path=web_path(job.id, one.port)) for one in spec.ports]
+        if show_all
+        else [],
         unmet=[str(one) for one in job.unmet_dependencies] if job.state is JobState.PENDING else [],
         begin_s=spec.begin_s,
         terms=constraint_texts(spec),

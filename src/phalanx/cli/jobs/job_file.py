@@ -73,9 +73,12 @@ def _value(key: str, value: YamlValue) -> object:
     match kind, value.content:
         case _, str() if value.is_null:
             return None
-        case ((ValueKind.TEXT_OR_WORDS | ValueKind.LIST | ValueKind.TABLE), list() as listed):
+        case (
+            (ValueKind.TEXT_OR_WORDS | ValueKind.LIST | ValueKind.LIST_OR_MAPPING | ValueKind.TABLE),
+            list() as listed,
+        ):
             return [one.text(key) for one in listed]
-        case ((ValueKind.TABLE | ValueKind.TEXT_OR_MAPPING), dict() as table):
+        case ((ValueKind.TABLE | ValueKind.TEXT_OR_MAPPING | ValueKind.LIST_OR_MAPPING), dict() as table):
             return {name: None if inner.is_null else inner.text(f"{key}: {name}") for name, inner in table.items()}
         case _, str() as text if kind is not ValueKind.TABLE:
             return _scalar(kind, value, text)
@@ -101,5 +104,6 @@ _WANTED: Final = {
     ValueKind.NUMBER: "expected a whole number",
     ValueKind.FLAG: "expected true or false",
     ValueKind.TABLE: "expected keys and values",
+    ValueKind.LIST_OR_MAPPING: "expected one value, a list, or names and values",
     ValueKind.TEXT_OR_MAPPING: "expected one value, or keys and values",
 }

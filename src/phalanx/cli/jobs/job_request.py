@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from phalanx.cli.plan.plan_option import PlanRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
-_ADDED: Final = frozenset({"env", "secrets"})  # options that add to a key of the job file
+_ADDED: Final = frozenset({"env", "secrets", "ports"})  # options that add to a key of the job file
 _AFTER_DASHES: Final = "phalanx.command"
 _FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
 
@@ -132,6 +132,8 @@ def job_request(context: click.Context, given: Mapping[str, Any], *, beside: str
         mapping["env"] = {**_env_mapping(mapping.get("env")), **dict(given["env"])}
     if given.get("secrets"):
         mapping["secrets"] = [*parse_secret_names(mapping.get("secrets") or ()), *given["secrets"]]
+    if given.get("ports"):
+        mapping["ports"] = [*_listed_ports(mapping.get("ports")), *given["ports"]]
     mapping["workdir"] = _workdir(mapping.get("workdir"), here, typed="workdir" in options)
     now_s = time.time()
     to_plan = None
@@ -298,6 +300,15 @@ def _env_mapping(value: object) -> dict[str, object]:
     return {}
 
 
+def _listed_ports(value: object) -> list[object]:
+    """Return the ports of a job file as a list, to which options can be added."""
+    if isinstance(value, Mapping):
+        return [f"{name}={port}" for name, port in value.items()]
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return list(value)
+    return [*str(value).split(",")] if value is not None else []
+
+
 def _flag(key: str) -> str:
     return "" if key == "run" else "--" + key.replace("_", "-")
 
@@ -346,6 +357,13 @@ _OPTIONS: Final = (
         multiple=True,
         metavar="NAME",
         help="Secret that every task gets as a variable of this name (phalanx secrets); repeatable.",
+    ),
+    click.option(
+        "--port",
+        "ports",
+        multiple=True,
+        metavar="[NAME=]PORT",
+        help="Port of a web program of the job, which a browser reaches at the head; repeatable.",
     ),
     click.option("-t", "--time", type=DURATION, metavar="TIME", help="Time limit: 90m, 2h, HH:MM:SS, D-HH:MM:SS."),
     click.option("--priority", type=int, metavar="N", help="Higher starts first."),

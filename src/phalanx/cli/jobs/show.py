@@ -181,6 +181,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
         "speeds": ", ".join(job.speeds),
         "folder": job.workdir,
         "outputs": job.output_dir,
+        "ports": ", ".join(f"{one.name} {one.port}".strip() for one in job.web_ports),
         "labels": " ".join(f"{name}={value}" for name, value in job.labels.items()),
     }
     return [

@@ -19,6 +19,7 @@ class ValueKind(enum.Enum):
     NUMBER = "number"  # a whole number
     FLAG = "flag"
     TEXT_OR_MAPPING = "maybe table"  # text, or a mapping of names to texts
+    LIST_OR_MAPPING = "maybe list"  # one item, a list of items, or a mapping of names to texts
     TABLE = "table"  # a mapping of names to texts, or a list of NAME=text
 
 
@@ -49,6 +50,7 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "collective_timeout": ValueKind.TEXT,
     "upload": ValueKind.TEXT,
     "secrets": ValueKind.LIST,
+    "ports": ValueKind.LIST_OR_MAPPING,
     "labels": ValueKind.TABLE,
     "depends_on": ValueKind.LIST,
     "array": ValueKind.TEXT,
@@ -101,7 +103,7 @@ _SYNONYMS: Final = {
     "data": ("dataset", "datasets", "inputs", "file_mounts"),
     "plan": ("layout", "parallelism", "parallel"),
     "ready": ("readiness", "readiness_probe", "health"),
-    "port": ("ports",),
+    "ports": ("expose", "web_ports"),
     "resources": ("extras", "licences", "licenses", "scratch", "tmp"),
 }
 KEY_OF_SYNONYM: Final[Mapping[str, str]] = {

@@ -46,6 +46,7 @@ from phalanx.core.work.spec import (
 )
 from phalanx.core.work.speeds import parse_speeds
 from phalanx.core.work.topology_constraint import fixed_to_one_node, parse_topology_constraint
+from phalanx.core.work.web_ports import parse_web_ports
 
 SpecValue = TypeVar("SpecValue")
 
@@ -174,6 +175,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         upload=_upload(given),
         env=_env(given),
         secrets=_secrets(given),
+        ports=_read(given, "ports", parse_web_ports, ()),
         setup=_text(given, "setup"),
         requirements=_read(given, "requirements", parse_requirements, ""),
         data=data,

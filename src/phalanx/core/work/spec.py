@@ -14,6 +14,7 @@ from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.requirements import NO_REQUIREMENTS
 from phalanx.core.work.service_terms import ServiceTerms
+from phalanx.core.work.web_ports import WebPort
 
 GRACE_DEFAULT_S: Final = 30.0  # SIGTERM to SIGKILL; the default of Slurm's KillWait and Kubernetes' grace period
 COLLECTIVE_TIMEOUT_DEFAULT_S: Final = 600.0  # torch.distributed's own default for NCCL
@@ -105,6 +106,7 @@ class JobSpec:
         upload: SHA-256 of the uploaded archive of the working directory, or "".
         env: variables for every task, as pairs in the order written.
         secrets: names of secrets, whose values the tasks get as variables of these names (`core.work.secret`).
+        ports: on which its programs serve web pages.
         setup: shell text run once per node before the tasks.
         requirements: file of the working directory that lists Python packages, "none", or "" for the default of a copy.
         data: its datasets, as pairs of name and source in the order written; `data_mode`: how they reach its nodes.
@@ -136,6 +138,7 @@ class JobSpec:
     upload: str = ""
     env: tuple[tuple[str, str], ...] = ()
     secrets: tuple[str, ...] = ()
+    ports: tuple[WebPort, ...] = ()
     setup: str = ""
     requirements: str = ""
     data: tuple[tuple[str, str], ...] = ()

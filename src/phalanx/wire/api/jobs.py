@@ -62,6 +62,14 @@ class JobWasteView(msgspec.Struct, frozen=True, kw_only=True):
     gpu_hours: float
 
 
+class WebPortView(msgspec.Struct, frozen=True, kw_only=True):
+    """A port on which a program of the job serves web pages. `path`: its pages at the head."""
+
+    port: int
+    path: str
+    name: str = ""
+
+
 class StagingView(msgspec.Struct, frozen=True, kw_only=True):
     """How far a node is that copies a dataset of a job before its start. `eta_s`: None while the rate is not known."""
 
@@ -173,6 +181,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     service: str = ""
     revision: int | None = None
     port: int = 0
+    web_ports: list[WebPortView] = []
     ready: bool = False
     sleep: str = ""
     sleep_why: str = ""
@@ -296,6 +305,7 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workdir: str | None = None
     env: dict[str, Any] | list[str] | None = None
     secrets: str | list[str] | None = None
+    ports: int | str | list[int | str] | dict[str, int | str] | None = None
     setup: str | None = None
     requirements: str | None = None
     data: dict[str, Any] | list[str] | None = None
