@@ -18,7 +18,7 @@ IDLE_W, BUSY_W = 90, 600
 PROGRAM = """
 import os, sys, time
 import pynvml
-gpu = int(os.environ["CUDA_VISIBLE_DEVICES"].rpartition("-")[2])
+gpu = int(os.environ["CUDA_VISIBLE_DEVICES"])
 begin = time.clock_gettime(time.CLOCK_BOOTTIME)
 pynvml.set_power(gpu, 600_000)
 time.sleep(float(sys.argv[1]))

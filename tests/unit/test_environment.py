@@ -126,6 +126,22 @@ def test_devices_are_those_of_the_grant_by_uuid():
     assert env_of(job(), virtual=True)[0]["CUDA_VISIBLE_DEVICES"] == ""
 
 
+def test_cuda_gets_numbers_in_the_order_of_the_bus_where_they_are_certain():
+    order = job()
+    start = StartTasks(
+        node_id=order.node_id,
+        job_id=order.job_id,
+        epoch=order.epoch,
+        generation=order.generation,
+        port=1,
+        resume=None,
+    )
+    view = NodeContext(base=BASE, devices=("GPU-a", "GPU-b"), cuda_numbers=(5, 2), virtual=False, folders=FOLDERS)
+    env, _ = rank_environment(order, start, order.allocation.grants[1], 1, view)
+    assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("5,2", "PCI_BUS_ID")
+    assert env["PHALANX_DEVICES"] == "GPU-a,GPU-b"
+
+
 def test_supervisors_secrets_and_foreign_gangs_stay_behind():
     base = BASE | {
         "PHALANX_NODE_TOKEN": "s",

@@ -60,6 +60,7 @@ def fake_nvml(count=2, **changes):
         "nvmlDeviceGetCount": lambda: count,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+        "nvmlDeviceGetMigMode": lambda handle: refuse(),
         "nvmlDeviceGetName": lambda handle: b"NVIDIA H100",
         "nvmlDeviceGetMemoryInfo": lambda handle: record(total=80 << 30, used=1 << 30),
         "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
@@ -102,6 +103,26 @@ def test_gpus_are_listed_with_their_links():
     assert (first.index, first.uuid, first.model, first.memory_bytes) == (0, "GPU-0", "NVIDIA H100", 80 << 30)
     assert (first.nvlink_peers, second.nvlink_peers) == (("GPU-1",), ("GPU-0",))
     assert not first.virtual
+
+
+def lost_gpu(index):
+    return refuse() if index == 1 else index
+
+
+@pytest.mark.parametrize(
+    ("changes", "numbers"),
+    [
+        ({}, [0, 1, 2]),
+        ({"nvmlDeviceGetPciInfo": lambda handle: types.SimpleNamespace(busId=f"0000:{9 - handle}0:00.0")}, [2, 1, 0]),
+        ({"nvmlDeviceGetMigMode": lambda handle: [handle == 2, 0]}, [None, None, None]),
+        ({"nvmlDeviceGetMigMode": lambda handle: [0, 0]}, [0, 1, 2]),
+        ({"nvmlDeviceGetPciInfo": lambda handle: refuse()}, [None, None, None]),
+        ({"nvmlDeviceGetHandleByIndex": lost_gpu}, [None, None]),
+    ],
+    ids=["by-bus", "bus-in-reverse", "mig", "mig-off", "no-bus", "lost"],
+)
+def test_cudas_numbers_are_known_only_where_they_are_certain(changes, numbers):
+    assert [facts.cuda_number for facts in opened(fake_nvml(3, **changes)).devices()] == numbers
 
 
 def test_gpus_behind_a_switch_are_peers_of_each_other():

@@ -311,11 +311,11 @@ class Broker:
             if int(name) > 2 and int(name) not in kept:
                 with contextlib.suppress(OSError):
                     os.close(int(name))
-        own = self._devices[number * self._per_worker : (number + 1) * self._per_worker]
-        os.environ["PHALANX_DEVICES"] = ",".join(own)
+        own = slice(number * self._per_worker, (number + 1) * self._per_worker)
+        os.environ["PHALANX_DEVICES"] = ",".join(self._devices[own])
         os.environ["PHALANX_WORKER"] = str(number)
-        if os.environ.get("CUDA_VISIBLE_DEVICES"):  # empty where devices are virtual
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")  # empty where devices are virtual
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[own])
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  # as long as the process
         Worker(self._queue, answers, number, self._journal.path).run()
 

@@ -109,6 +109,7 @@ class NodeContext:
     """The node's part of the environment.
 
     `devices`: UUIDs of the grant's devices or MIG slices, by local rank; `base`: the supervisor's environment; `mps`: pipe folder of its MPS daemon, or "".
+    `cuda_numbers`: CUDA's numbers of these devices in the order of the PCI bus; empty if they are not certain.
     `data`: path or address of each dataset, by name.
     `root`: whether its processes run as root; `jax`: whether the job's script imports JAX; `ipv6`: whether this node can bind `[::]`.
     `secrets`: the values of the job's secrets, by variable.
@@ -118,6 +119,7 @@ class NodeContext:
     devices: tuple[str, ...]
     virtual: bool
     folders: MemberFolders
+    cuda_numbers: tuple[int, ...] = ()
     mps: str = ""
     data: tuple[tuple[str, str], ...] = ()
     root: bool = False
@@ -235,7 +237,7 @@ def _place(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[s
         "PHALANX_COLLECTIVE_TIMEOUT_S": f"{spec.collective_timeout_s:g}",
         "PHALANX_VIRTUAL": "1" if node.virtual else "0",
         "PHALANX_DEVICES": ",".join(node.devices),
-        "CUDA_VISIBLE_DEVICES": "" if node.virtual and not _slices(grant) else ",".join(node.devices),
+        **_cuda_devices(grant, node),
         **{data_variable(name): place for name, place in node.data},
         **_array(prepare),
         **_plan(prepare),
@@ -246,6 +248,18 @@ def _place(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[s
 def _secret_names(node: NodeContext) -> dict[str, str]:
     """Return the variable with the names of the secrets, whose values our own programs keep out of files and messages."""
     return {SECRETS_VARIABLE: ",".join(node.secrets)} if node.secrets else {}
+
+
+def _cuda_devices(grant: NodeGrant, node: NodeContext) -> dict[str, str]:
+    """Return the variables by which CUDA finds the devices.
+
+    Numbers where they are certain, because many programs read nothing else (vllm#20939), and UUIDs for slices and shares.
+    """
+    if node.virtual and not _slices(grant):
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    if node.cuda_numbers:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, node.cuda_numbers)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(node.devices)}
 
 
 def _slices(grant: NodeGrant) -> int:

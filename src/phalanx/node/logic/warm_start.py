@@ -43,7 +43,7 @@ _PREFIXES: Final = (
 _NAMES: Final = frozenset({"LANG", "LANGUAGE", "TZ", "HOME", "PATH", "VIRTUAL_ENV"})
 # Read at first use, after the fork; they differ between ranks or jobs.
 _LATE_PREFIXES: Final = ("TORCHELASTIC_",)
-_LATE_NAMES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "TF_CONFIG"})
+_LATE_NAMES: Final = frozenset({"CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "TF_CONFIG"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,7 @@ class MemberRuntime:
         venv: folder of the environment that its processes run in; "" for none.
         mps: pipe folder of the MPS daemon of its shared device; "" without one.
         slices: UUIDs of its MIG slices, by local rank; empty without.
+        all_devices_answer: when its devices were checked, every device of the node answered.
         data: what its ranks get for each dataset, by name: a path or an address.
         staging: file with the progress of the program that stages its data, while it runs; else "".
         cleanup: resources to release when none of its processes is left.
@@ -98,6 +99,7 @@ class MemberRuntime:
     venv: str = ""
     mps: str = ""
     slices: tuple[str, ...] = ()
+    all_devices_answer: bool = False
     data: tuple[tuple[str, str], ...] = ()
     staging: str = ""
     cleanup: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)

@@ -33,6 +33,7 @@ from phalanx.node.logic import environment, local_copies
 from phalanx.node.logic.accounts import login_environment
 from phalanx.node.logic.environment import MemberFolders, NodeContext
 from phalanx.node.logic.events import MemberPrepared, MemberStartFailed
+from phalanx.node.logic.images import RuntimeKind
 from phalanx.node.logic.local_copies import checkpoints_folder, outputs_folder
 from phalanx.node.logic.mpi_variables import colon_hostfile, needs_agent, slots_hostfile
 from phalanx.node.logic.operator_hooks import HooksInvalid
@@ -136,6 +137,7 @@ class NodeServices:
         return NodeContext(
             base={} if member.container is not None else self.base_environment(member),
             devices=self.visible_devices(member),
+            cuda_numbers=self.cuda_numbers(member),
             virtual=self.virtual,
             mps=member.mps,
             data=member.data,
@@ -158,6 +160,19 @@ class NodeServices:
     def visible_devices(self, member: MemberRuntime) -> tuple[str, ...]:
         """UUIDs of the devices that it may use, or of its MIG slices, by local rank."""
         return member.slices or tuple(self.devices[index].uuid for index in member.grant.devices)
+
+    def cuda_numbers(self, member: MemberRuntime) -> tuple[int, ...]:
+        """CUDA's numbers of the devices that it may use, by local rank; none for slices and shares, and where they are not certain.
+
+        A container of podman holds its own GPUs only, so CUDA counts these from 0.
+        """
+        found = tuple(self.devices[index].cuda_number for index in member.grant.devices)
+        certain = tuple(number for number in found if number is not None)
+        if len(certain) < len(found) or self.slices is not None or member.mps or not member.all_devices_answer:
+            return ()
+        if member.container is not None and member.container.runtime.kind is RuntimeKind.PODMAN:
+            return tuple(sorted(certain).index(number) for number in certain)
+        return certain
 
     def image_gpus(self, member: MemberRuntime) -> tuple[str, ...]:
         """UUIDs of the devices that its containers get: none if they are virtual."""
@@ -317,6 +332,7 @@ def wait_for_free_devices(member: MemberRuntime, services: NodeServices) -> tupl
         samples = services.fresh_samples(_FREE_WAIT_S)
         problems = (_device_problem(index, samples.get(index), member.grant.share) for index in wanted)
         problem = next(filter(None, problems), "")
+        member.all_devices_answer = len(samples) == len(services.devices)
         if not problem:
             return "", False
         if time.monotonic() >= until_s or member.cancelled.wait(_POLL_S):

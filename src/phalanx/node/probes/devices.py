@@ -22,6 +22,7 @@ class DeviceFacts:
         nvlink_peers: UUIDs of devices on this node with a live NVLink to it, sorted.
         nvlinks: number of links to each of them, in that order; behind a switch the device's link count for each.
         pcie: generation and lanes, as "gen5 x16", or "gen5 x8 of x16" where fewer lanes work than could.
+        cuda_number: CUDA's number of it in the order of the PCI bus; None where that is not certain.
     """
 
     index: int
@@ -32,6 +33,7 @@ class DeviceFacts:
     nvlink_peers: tuple[str, ...] = ()
     nvlinks: tuple[int, ...] = ()
     pcie: str = ""
+    cuda_number: int | None = None
     virtual: bool = False
 
 

@@ -76,6 +76,7 @@ class NvmlProbe:
             with contextlib.suppress(module.NVMLError):
                 handle = module.nvmlDeviceGetHandleByIndex(index)
                 self._devices.append(_Device(self._facts(index, handle), handle))
+        self._number_as_cuda()
         self._link_peers()
         self._watch_xids()
         for device in self._devices:
@@ -121,6 +122,16 @@ class NvmlProbe:
             pci_bus="" if pci is None else _text(pci.busId),
             pcie=self._pcie(handle),
         )
+
+    def _number_as_cuda(self) -> None:
+        """Fill in CUDA's numbers, if they are certain: CUDA numbers GPUs with MIG in its own way, and may leave out one that does not answer."""
+        handles = [device.handle for device in self._devices]
+        modes = [self._ask(self._nvml.nvmlDeviceGetMigMode, handle) for handle in handles]
+        buses = sorted(_bus(device.facts.pci_bus) for device in self._devices)
+        whole = len(handles) == self._ask(self._nvml.nvmlDeviceGetCount) and all(buses) and len({*buses}) == len(buses)
+        if whole and not any(mode and mode[0] for mode in modes):
+            for device in self._devices:
+                device.facts = replace(device.facts, cuda_number=buses.index(_bus(device.facts.pci_bus)))
 
     def _pcie(self, handle: Any) -> str:
         """Maximum generation (an idle link slows down) and current lanes: fewer lanes than possible mean a bad slot or riser."""

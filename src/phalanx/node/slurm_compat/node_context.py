@@ -28,6 +28,9 @@ class BatchNodeContext:
         self.variables = {name: value for name, value in os.environ.items() if name.startswith("PHALANX_")}
         self.secrets = only_secrets(os.environ)
         self._names = [name for name in self.variables.get("PHALANX_DEVICES", "").split(",") if name]
+        self._cuda_order = {name: os.environ[name] for name in ("CUDA_DEVICE_ORDER",) if name in os.environ}
+        numbers = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        self._cuda_names = numbers if len(numbers) == len(self._names) else self._names
         self._indices = [str(index) for index in order.get("devices", ())]
         self._virtual = self.variables.get("PHALANX_VIRTUAL") == "1"
         self._containers = StepContainers.from_json(order["containers"])
@@ -37,14 +40,17 @@ class BatchNodeContext:
         inside = cwd == first or cwd.startswith(f"{first}/")
         return self.workdir + cwd[len(first) :] if inside else cwd
 
-    def devices(self, places: Sequence[int] | None = None) -> dict[str, str]:
+    def devices(self, places: Sequence[int] | None = None, *, image: bool = False) -> dict[str, str]:
         """The variables that say which devices a process may use: the job's on this node, or those at `places` among them.
+
+        In the container of an `image` the numbers of devices may be others, so that the UUIDs are used.
 
         On virtual nodes the names are those of virtual devices: as many as there would be GPUs, and none that CUDA could open.
         """
         chosen = range(len(self._names)) if places is None else [place for place in places if place < len(self._names)]
         names = ",".join(self._names[place] for place in chosen)
-        found = {"PHALANX_DEVICES": names, "CUDA_VISIBLE_DEVICES": names}
+        cuda_names = names if image else ",".join(self._cuda_names[place] for place in chosen)
+        found = {"PHALANX_DEVICES": names, "CUDA_VISIBLE_DEVICES": cuda_names, **self._cuda_order}
         if places is not None and len(self._indices) == len(self._names):
             found["ROCR_VISIBLE_DEVICES"] = ",".join(self._indices[place] for place in chosen)
         return found
@@ -54,7 +60,13 @@ class BatchNodeContext:
         path = os.pathsep.join(
             self._tools if folder == one["tools"] else folder for folder in one["env"].get("PATH", "").split(os.pathsep)
         )
-        return {**one["env"], "PATH": path, **self.variables, **self.secrets, **self.devices(one.get("places"))}
+        return {
+            **one["env"],
+            "PATH": path,
+            **self.variables,
+            **self.secrets,
+            **self.devices(one.get("places"), image=bool(one.get("container"))),
+        }
 
     def worlds(self, tasks: StepTasks) -> StepWorlds:
         """The MPI worlds of the steps on this node."""
