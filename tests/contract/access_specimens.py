@@ -371,6 +371,8 @@ SPECIMENS = {
     "POST /v1/jobs/cancel": lambda case: Ask("/v1/jobs/cancel", {"jobs": [case.job("waiting")]}),
     "POST /v1/jobs/{job_id}/hold": of_job("/hold", "waiting"),
     "POST /v1/jobs/{job_id}/release": of_job("/release", "held"),
+    "POST /v1/jobs/{job_id}/park": of_job("/park", "waiting"),
+    "POST /v1/jobs/{job_id}/resume": of_job("/resume", "waiting"),
     "POST /v1/jobs/{job_id}/requeue": of_job("/requeue", "running"),
     "WEBSOCKET /v1/jobs/{job_id}/exec": of_job("/exec", "running", {"argv": ["id"]}, ok=(101,)),
     # services
@@ -476,7 +478,9 @@ SPECIMENS = {
     "GET /v1/node/commands": plain("/v1/node/commands"),
     "GET /v1/node/storage": plain("/v1/node/storage"),
     "GET /v1/node/blobs/{sha256}": known_blob("/v1/node/blobs/{}"),
-    "GET /v1/node/secrets/{job_id}/{epoch}": lambda case: Ask(f"/v1/node/secrets/{case.attempt['job_id']}/1"),
+    "GET /v1/node/secrets/{job_id}/{epoch}": lambda case: Ask(  # another node runs no part of the job
+        f"/v1/node/secrets/{case.attempt['job_id']}/1", ok=(403,) if case.who is OTHER_SUPERVISOR else (200,)
+    ),
     "GET /v1/node/exec/{session_name}/input": lambda case: Ask(f"/v1/node/exec/{session_on_n0(case)}/input"),
     "POST /v1/node/exec/{session_name}/output": lambda case: Ask(
         f"/v1/node/exec/{session_on_n0(case)}/output", content=msgspec.json.encode(ExecOutput(offset=0, data=b"x"))

@@ -43,7 +43,7 @@ def test_there_are_routes_for_all_that_the_contract_names(every_route):
         ("PATCH", job),
         ("GET", f"{job}/story"),
         ("GET", f"{job}/logs"),
-        *(("POST", f"{job}/{verb}") for verb in ("cancel", "hold", "release", "requeue")),
+        *(("POST", f"{job}/{verb}") for verb in ("cancel", "hold", "release", "park", "resume", "requeue")),
         ("WEBSOCKET", f"{job}/exec"),
         *(("GET", f"{job}/{noun}") for noun in ("events", "steps", "receipt", "usage", "files", "files/archive")),
         ("GET", "/v1/nodes"),

@@ -130,6 +130,8 @@ def jobs_change(home):
     held = ask("POST", "/v1/jobs", late, key="late", mark="mark-late")["job"]["id"]
     ask("POST", f"/v1/jobs/{held}/hold", mark="held by root")
     ask("POST", f"/v1/jobs/{held}/release", mark="released by root")
+    ask("POST", f"/v1/jobs/{held}/park", mark="parked by root")
+    ask("POST", f"/v1/jobs/{held}/resume", mark="resumed by root")
     ask("POST", "/v1/jobs/2/cancel", {"why": "mark-cancelled"}, mark="mark-cancelled")
     each = (f'cancelled: mark-both","job_id":"{job}"' for job in (1, 3))
     ask("POST", "/v1/jobs/cancel", {"jobs": ["1", "3"], "why": "mark-both"}, mark=" & ".join(each))

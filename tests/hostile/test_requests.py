@@ -82,6 +82,7 @@ def test_good_requests_are_taken():
     may_be = {
         "update_job",
         "hold_job",
+        "resume_job",
         "remove_node",
         "show_ca",
         "join",

@@ -13,12 +13,15 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multi
 
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.ids import NodeId, ProjectId, QueueId, ReservationId, UserId
+from phalanx.core.lifecycle.job import is_parked
+from phalanx.core.lifecycle.transitions import AttemptCase
 from phalanx.core.scheduling.policies import PolicyParameters
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import (
     CordonNode,
     EndReservation,
     HoldJob,
+    ParkJob,
     PutQueues,
     PutReservation,
     RequeueJob,
@@ -221,6 +224,12 @@ class Cluster(RuleBasedStateMachine):
         self.ask(HoldJob(job_id=job, held=held, by=ADA))
 
     @precondition(head_is_up)
+    @rule(job=jobs, parked=st.booleans(), then_s=moments)
+    def park(self, job, parked, then_s):
+        self.ask(ParkJob(job_id=job, parked=parked, by=ADA))
+        self.go(then_s)
+
+    @precondition(head_is_up)
     @rule(name=names, drain=st.booleans(), then_s=moments)
     def cordon(self, name, drain, then_s):
         for _ in range(2):  # 11: idempotent
@@ -355,7 +364,9 @@ class Cluster(RuleBasedStateMachine):
         for name in list(harness.world.reservations):
             self.ask(EndReservation(reservation_id=name, by=OP))
         for job in list(harness.world.jobs.values()):
-            if job.held:
+            if is_parked(AttemptCase(job=job, attempt=harness.world.attempts.get(job.id))):
+                self.ask(ParkJob(job_id=job.id, parked=False, by=OP))
+            elif job.held:
                 self.ask(HoldJob(job_id=job.id, held=False, by=OP))
         self.ask(PutQueues(queues=TREE))
         assert harness.head is not None

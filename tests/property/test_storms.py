@@ -31,6 +31,7 @@ STORM = (
     "cancel",
     "requeue",
     "hold",
+    "park",
     "cordon",
     "uncordon",
     "uncordon",
@@ -104,6 +105,8 @@ def storm(seed, policy):
                 cluster.requeue(dice.choice(jobs), then_s)
             case "hold" if jobs:
                 cluster.hold(dice.choice(jobs), dice.random() < 0.5)
+            case "park" if jobs:
+                cluster.park(dice.choice(jobs), dice.random() < 0.5, then_s)
             case "cordon":
                 cluster.cordon(name, dice.random() < 0.5, then_s)
             case "uncordon":

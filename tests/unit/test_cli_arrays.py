@@ -167,7 +167,13 @@ class ArrayHead:
 
 @pytest.mark.parametrize(
     ("verb", "words"),
-    [("cancel", "are cancelled"), ("hold", "are held"), ("release", "are released"), ("requeue", "are requeued")],
+    [
+        ("cancel", "are cancelled"),
+        ("hold", "are held"),
+        ("release", "are released"),
+        ("park", "are parked"),
+        ("resume", "are resumed"),
+    ],
 )
 def test_verbs_tell_of_the_whole_array(verb, words):
     told = _summary(whole({PENDING: 100}, "100 pending"), verb)

@@ -13,7 +13,9 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
 _STATE_STYLE: Final = {
     **dict.fromkeys(("running", "up", "ready"), "green"),
-    **dict.fromkeys(("pending", "drained", "cordoned", "draining", "reserved", "updating", "degraded"), "yellow"),
+    **dict.fromkeys(
+        ("pending", "drained", "cordoned", "draining", "reserved", "updating", "degraded", "parked"), "yellow"
+    ),
     **dict.fromkeys(("failed", "timeout", "down"), "red"),
     "succeeded": "blue",
     "cancelled": "dim",

@@ -60,6 +60,10 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "cancel": CommandEntry("phalanx.cli.jobs.job_actions:cancel", "Cancel jobs, or stop services."),
         "hold": CommandEntry("phalanx.cli.jobs.job_actions:hold", "Hold waiting jobs, so that they do not start."),
         "release": CommandEntry("phalanx.cli.jobs.job_actions:release", "Release held jobs."),
+        "park": CommandEntry(
+            "phalanx.cli.jobs.job_actions:park", "Stop jobs after a checkpoint, and keep them without GPUs."
+        ),
+        "resume": CommandEntry("phalanx.cli.jobs.job_actions:resume", "Queue parked jobs again."),
         "requeue": CommandEntry(
             "phalanx.cli.jobs.job_actions:requeue", "Stop running jobs after a checkpoint, and queue them again."
         ),

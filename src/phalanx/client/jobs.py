@@ -130,6 +130,14 @@ class JobsApi(ApiCalls):
         """Release a held job."""
         return self._change(job_id, "release")
 
+    def park(self, job_id: str) -> api.JobView:
+        """Stop a job after it saved a checkpoint, and keep it parked, without GPUs, until `resume`."""
+        return self._change(job_id, "park")
+
+    def resume(self, job_id: str) -> api.JobView:
+        """Queue a parked job again."""
+        return self._change(job_id, "resume")
+
     def requeue(self, job_id: str) -> api.JobView:
         """Stop a running job after it saved a checkpoint, and queue it again."""
         return self._change(job_id, "requeue")

@@ -29,6 +29,7 @@ class HintCode(enum.Enum):
     SHOW_JOB = "show-job", "see job {job}"
     FOLLOW_JOB = "follow-job", "follow job {job}"
     RELEASE_JOB = "release-job", "release job {job}"
+    RESUME_JOB = "resume-job", "resume job {job}"
     REQUEUE_JOB = "requeue-job", "requeue job {job}, which stops it first"
     UPDATE_JOB = "update-job", "set {key} of job {job} to {value}"
     RUN_RANKS = "run-ranks", "request one node, or submit the command of one rank: it starts once for each GPU"

@@ -16,6 +16,7 @@ RENDERINGS: Final[Mapping[HintCode, str]] = {
     HintCode.SHOW_JOB: "phalanx show {job}",
     HintCode.FOLLOW_JOB: "phalanx attach {job}",
     HintCode.RELEASE_JOB: "phalanx release {job}",
+    HintCode.RESUME_JOB: "phalanx resume {job}",
     HintCode.REQUEUE_JOB: "phalanx requeue {job} stops it first",
     HintCode.UPDATE_JOB: "phalanx update {job} {option} {value}",
     HintCode.RUN_RANKS: "ask for one node (--nodes 1), or start the ranks without it: phalanx run -- python train.py",

@@ -296,7 +296,7 @@ def _cell(letter: str) -> Html:
 
 def _job_state(job: JobView) -> str:
     if job.state is JobState.PENDING:
-        return "held" if job.held else "pending"
+        return job.pending_word
     return str(job.attempt_state or job.state) if job.state is JobState.RUNNING else job.state.value
 
 

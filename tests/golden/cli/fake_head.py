@@ -98,7 +98,7 @@ class FakeHead:
                 return LogsReply(chunks=[], cursor="")
             case "GET", _ if re.fullmatch(r"/v1/jobs/\d+", path):
                 return self.ended() if self.log_events else detail
-            case "POST", _ if re.fullmatch(r"/v1/jobs/\d+/(cancel|hold|release|requeue)", path):
+            case "POST", _ if re.fullmatch(r"/v1/jobs/\d+/(cancel|hold|release|park|resume|requeue)", path):
                 return {"job": detail["job"]}
             case "PATCH", _ if re.fullmatch(r"/v1/jobs/\d+", path):
                 return {"job": detail["job"]}

@@ -41,6 +41,7 @@ from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
 from phalanx.core.state.events import (
     CancelJob,
     HoldJob,
+    ParkJob,
     RequeueJob,
     UpdateJob,
 )
@@ -241,6 +242,22 @@ async def requeue_job(request: Request, job_id: JobId) -> Response:
     caller = caller_of(request)
     authorize_job(runtime_of(request).services.store, caller, Action.CHANGE_OWN, job_id, arrays=True)
     return await _changed(request, RequeueJob(job_id=job_id, by=caller.user))
+
+
+@routes.post("/v1/jobs/{job_id}/park", Action.CHANGE_OWN, body=MediaType.NOTHING, reply=JobReply)
+async def park_job(request: Request, job_id: JobId) -> Response:
+    """Stop a job after a checkpoint, and keep it parked, without GPUs, until it is resumed."""
+    caller = caller_of(request)
+    authorize_job(runtime_of(request).services.store, caller, Action.CHANGE_OWN, job_id, arrays=True)
+    return await _changed(request, ParkJob(job_id=job_id, parked=True, by=caller.user))
+
+
+@routes.post("/v1/jobs/{job_id}/resume", Action.CHANGE_OWN, body=MediaType.NOTHING, reply=JobReply)
+async def resume_job(request: Request, job_id: JobId) -> Response:
+    """Queue a parked job again."""
+    caller = caller_of(request)
+    authorize_job(runtime_of(request).services.store, caller, Action.CHANGE_OWN, job_id, arrays=True)
+    return await _changed(request, ParkJob(job_id=job_id, parked=False, by=caller.user))
 
 
 @routes.get("/v1/jobs/{job_id}/story", Action.VIEW, reply=HistoryReply)

@@ -135,6 +135,8 @@ def _why(services: HeadServices, found: ReadSnapshot, job: Job, whole: bool) -> 
     job = found.snapshot.jobs.get(job.id, job)
     if job.state is not JobState.PENDING or job.id in found.snapshot.attempts:  # it has started meanwhile
         return _started_or_ended(services, services.store.job(job.id) or job, whole)
+    if job.parked_s is not None:
+        return _parked(services, job, whole)
     with _Explanation(services, found, job) as answer:
         waiting = found.waiting or answer.waiting
         never = waiting.reason is WaitReasonCode.NEVER
@@ -156,6 +158,26 @@ def _why(services: HeadServices, found: ReadSnapshot, job: Job, whole: bool) -> 
             changes=changes,
             speeds=services.controller.speeds_of(job),
         )
+
+
+def _parked(services: HeadServices, job: Job, whole: bool) -> WhyReply:
+    """Return the answer for a parked job: it is in no queue, so that nothing is in its way."""
+    assert job.parked_s is not None
+    now_s = services.clock.now_s()
+    detail = job.detail if whole else ""
+    ago = format_duration(max(0.0, now_s - job.parked_s))
+    hint = Hint(HintCode.RESUME_JOB, job=job.id)
+    change = SuggestedChange(kind=ChangeKind.RELEASE, text="resume the job", hint=hint)
+    return WhyReply(
+        job_id=job.id,
+        state=job.state,
+        now_s=now_s,
+        headline=f"was parked {ago} ago{f': {detail}' if detail else ''}",
+        reason=WaitReasonCode.PARKED.value,
+        detail=detail,
+        changes=[_change_view(change, job.id)],
+        since_s=job.parked_s,
+    )
 
 
 # ---- a dry run ----------------------------------------------------------------------------------------------------------

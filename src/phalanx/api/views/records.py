@@ -145,6 +145,7 @@ def job_view(
         workdir=spec.workdir if show_all else "",
         output_dir=f"{output_root}/{job.folder}" if show_all else "",
         held=job.held,
+        parked_s=job.parked_s,
         time_limit_s=spec.time_limit_s,
         checkpoints=[_checkpoint(resume, whole=show_all) for resume in job.checkpoints],
         cancelled_by=job.cancelled_by,

@@ -1,4 +1,4 @@
-"""`phalanx update|cancel|hold|release|requeue`: changes one or several jobs."""
+"""`phalanx update|cancel|hold|release|park|resume|requeue`: changes one or several jobs."""
 
 from __future__ import annotations
 
@@ -107,6 +107,22 @@ def release(jobs: tuple[str, ...], as_json: bool) -> int:
 @click.command()
 @_JOBS
 @_JSON
+def park(jobs: tuple[str, ...], as_json: bool) -> int:
+    """Stop jobs after a checkpoint, and keep them without GPUs until `phalanx resume`."""
+    return _each(jobs, "park", lambda head, job_id: head.park(job_id), as_json=as_json)
+
+
+@click.command()
+@_JOBS
+@_JSON
+def resume(jobs: tuple[str, ...], as_json: bool) -> int:
+    """Queue parked jobs again."""
+    return _each(jobs, "resume", lambda head, job_id: head.resume(job_id), as_json=as_json)
+
+
+@click.command()
+@_JOBS
+@_JSON
 def requeue(jobs: tuple[str, ...], as_json: bool) -> int:
     """Stop running jobs after a checkpoint, and queue them again."""
     return _each(jobs, "requeue", lambda head, job_id: head.requeue(job_id), as_json=as_json)
@@ -135,7 +151,7 @@ def _each(words: tuple[str, ...], verb: str, change: Callable[[Client, str], Job
 
 def _summary(job: JobView, verb: str) -> str:
     if job.states:
-        done = {"cancel": "cancelled", "hold": "held", "release": "released", "requeue": "requeued"}[verb]
+        done = {"cancel": "cancelled", "hold": "held", "park": "parked"}.get(verb, f"{verb.removesuffix('e')}ed")
         return f"array {job.id}: all elements that allow it are {done} ({job.detail}); next: phalanx show {job.id}"
     match verb:
         case "cancel":
@@ -150,5 +166,10 @@ def _summary(job: JobView, verb: str) -> str:
             return f"job {job.id} is held; release it with phalanx release {job.id}"
         case "release":
             return f"job {job.id} is released"
+        case "park":
+            done = "is parked" if job.parked_s is not None else "is being stopped and parked"
+            return f"job {job.id} {done}; resume it with phalanx resume {job.id}"
+        case "resume":
+            return f"job {job.id} {'runs' if job.state is JobState.RUNNING else 'is queued again'}"
         case _:
             return f"job {job.id} is being stopped and requeued"

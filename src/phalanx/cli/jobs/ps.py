@@ -211,7 +211,7 @@ def _display_id(job: JobView) -> str:
 
 def _state(job: JobView) -> str:
     if job.state is JobState.PENDING:
-        return "held" if job.held else "pending"
+        return job.pending_word
     if job.state is JobState.RUNNING and job.attempt_state is not None and job.attempt_state != "running":
         return str(job.attempt_state)
     return str(job.state)

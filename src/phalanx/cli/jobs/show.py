@@ -144,7 +144,7 @@ def job_page(
 
 
 def _headline(job: JobView, screen: Terminal) -> str:
-    state = cells.state_cell("held" if job.held and job.state is JobState.PENDING else str(job.state))
+    state = cells.state_cell(job.pending_word if job.state is JobState.PENDING else str(job.state))
     code = f" with exit code {job.exit_code}" if job.exit_code else ""  # `why` is on a line of its own
     return f"{screen.paint(f'job {job.id}', 'bold')} {strip_control(job.name)}: {screen.paint(state.text, state.style)}{code}"
 
@@ -395,7 +395,8 @@ def _has_files(head: Client, job: JobView) -> bool:
 def _next(job: JobView, *, has_files: bool) -> str:
     match job.state:
         case JobState.PENDING:
-            return f"phalanx release {job.id}" if job.held else f"phalanx why {job.id}"
+            verb = {"held": "release", "parked": "resume"}.get(job.pending_word, "why")
+            return f"phalanx {verb} {job.id}"
         case JobState.RUNNING:
             return f"phalanx logs -f {job.id}"
         case JobState.FAILED | JobState.TIMEOUT:

@@ -178,6 +178,8 @@ def _clock(at_s: float, now_s: float) -> str:
 def _next(found: WhyReply) -> str:
     if found.reason == WaitReasonCode.HELD:
         return f"phalanx release {found.job_id}"
+    if found.reason == WaitReasonCode.PARKED:
+        return f"phalanx resume {found.job_id}"
     if found.reason == WaitReasonCode.NO_NODES:
         return "phalanx nodes"
     if found.changes and found.changes[0].command and "..." not in found.changes[0].command:

@@ -175,8 +175,8 @@ def job_line(job: JobView) -> str:
 def job_row(job: JobView, now_s: float, titles: Sequence[str]) -> list[Text]:
     """Return the cells of one job for the columns in `titles`."""
     state = (
-        "held"
-        if job.held and job.state is JobState.PENDING
+        job.pending_word
+        if job.state is JobState.PENDING
         else str(job.attempt_state or job.state)
         if job.state is JobState.RUNNING
         else str(job.state)

@@ -14,7 +14,7 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
 from phalanx.core.lifecycle import job as jobs
 from phalanx.core.lifecycle.transitions import AttemptCase, TransitionResult
-from phalanx.core.state.events import CancelAllJobs, CancelJob, HoldJob, RequeueJob, UpdateJob
+from phalanx.core.state.events import CancelAllJobs, CancelJob, HoldJob, ParkJob, RequeueJob, UpdateJob
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.users import Action
 
@@ -47,6 +47,25 @@ def hold(context: StepContext, request: HoldJob) -> Job | list[Job]:
     """Hold or release a job. Of an array only the pending elements; running ones continue, as with Slurm."""
     act = partial(jobs.hold, held=request.held, by=request.by, facts=context.facts)
     return _each(context, request.job_id, act, lambda case: case.job.state is JobState.PENDING, "waits")
+
+
+@handlers.add(
+    ParkJob,
+    Action.CHANGE_OWN,
+    audit=lambda request, _: f"job {request.job_id} {'park' if request.parked else 'resume'}",
+)
+def park(context: StepContext, request: ParkJob) -> Job | list[Job]:
+    """Park or resume a job; of an array, each element that is live or parked."""
+    if request.parked:
+        return _each(
+            context,
+            request.job_id,
+            partial(jobs.park, by=request.by, facts=context.facts),
+            lambda case: not case.job.state.terminal,
+            "is live",
+        )
+    act = partial(jobs.resume, by=request.by, facts=context.facts)
+    return _each(context, request.job_id, act, jobs.is_parked, "is parked")
 
 
 @handlers.add(RequeueJob, Action.CHANGE_OWN, audit=lambda request, _: f"job {request.job_id}")

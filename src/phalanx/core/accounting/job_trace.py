@@ -26,6 +26,7 @@ _UNFAILED_ENDS: Final = frozenset(
         EndCause.SUCCEEDED,
         EndCause.PREEMPTED,
         EndCause.IDLE,
+        EndCause.PARKED,
         EndCause.MOVED,
         EndCause.DRAINED,
         EndCause.CANCELLED,

@@ -143,6 +143,7 @@ _STOP_PHASES: Final = {
     EndCause.TIMEOUT: AttemptPhase.ENDING,
     EndCause.REQUEUED: AttemptPhase.ENDING,
     EndCause.IDLE: AttemptPhase.ENDING,
+    EndCause.PARKED: AttemptPhase.ENDING,
 }  # every other cause is a failure
 _PHASE_STATES: Final = {
     AttemptPhase.STARTING: UsageState.STARTING,

@@ -489,11 +489,12 @@ def _stopping(
 
 
 def _ending(attempt: Attempt, cause: EndCause | None) -> EndCause | None:
-    """The cause of the end, given one more: a cancel overrides everything, a requested stop overrides a failure, else the first wins."""
+    """The cause of the end, given one more: a cancel overrides everything, a requested stop a failure, parking a requeue; else the first wins."""
     if (
         attempt.stop_cause is None
         or cause is EndCause.CANCELLED
         or (attempt.stop_cause in _FAILURES and cause in _REQUESTED)
+        or (attempt.stop_cause in _WITH_SAVE and cause is EndCause.PARKED)
     ):
         return cause
     return attempt.stop_cause
@@ -566,9 +567,17 @@ _REQUESTED: Final = (
     EndCause.MOVED,
     EndCause.DRAINED,
     EndCause.IDLE,
+    EndCause.PARKED,
 )
 # stops with time to save
-_WITH_SAVE: Final = (EndCause.PREEMPTED, EndCause.MOVED, EndCause.REQUEUED, EndCause.DRAINED, EndCause.IDLE)
+_WITH_SAVE: Final = (
+    EndCause.PREEMPTED,
+    EndCause.MOVED,
+    EndCause.REQUEUED,
+    EndCause.DRAINED,
+    EndCause.IDLE,
+    EndCause.PARKED,
+)
 _FAILURES: Final = (
     EndCause.FREEZE,
     EndCause.HANG,

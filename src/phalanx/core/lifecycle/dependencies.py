@@ -144,11 +144,11 @@ def unmet_of(
 
 
 def first_reason(
-    *, held: bool, unmet: Sequence[Dependency], begin_s: float | None, now_s: float
+    *, held: bool, parked: bool = False, unmet: Sequence[Dependency], begin_s: float | None, now_s: float
 ) -> tuple[WaitReasonCode, str]:
     """Why a job waits that the scheduler has not considered yet, as a reason and a sentence."""
     if held:
-        return WaitReasonCode.HELD, ""
+        return WaitReasonCode.PARKED if parked else WaitReasonCode.HELD, ""
     if unmet:
         return WaitReasonCode.DEPENDENCY, describe_dependencies(unmet)
     return (WaitReasonCode.BEGIN_TIME if begin_s is not None and begin_s > now_s else WaitReasonCode.NEW), ""
@@ -238,14 +238,24 @@ def _dependent_outcome(job: Job, check: _Check, facts: TransitionContext) -> Tra
 def cancel_unmeetable(job: Job, why: str, facts: TransitionContext) -> TransitionResult:
     """Cancel a job with a condition that can never be met."""
     entry = history_line(AttemptCase(job=job), facts, "cancelled", f"cancelled before it ran: {why}")
-    after = replace(job, state=JobState.CANCELLED, ended_s=facts.now_s, exit_code=NEVER_RAN, detail=why, held=False)
+    after = replace(
+        job,
+        state=JobState.CANCELLED,
+        ended_s=facts.now_s,
+        exit_code=NEVER_RAN,
+        detail=why,
+        held=False,
+        parked_s=None,
+    )
     return TransitionResult(job=after, attempt=None, history=(entry,))
 
 
 def with_condition_met(job: Job, condition: Dependency, text: str, facts: TransitionContext) -> TransitionResult:
     """Remove a met condition from the job; after the last one, the job may start."""
     unmet = tuple(one for one in job.unmet_dependencies if one != condition)
-    reason, detail = first_reason(held=job.held, unmet=unmet, begin_s=job.spec.begin_s, now_s=facts.now_s)
+    reason, detail = first_reason(
+        held=job.held, parked=job.parked_s is not None, unmet=unmet, begin_s=job.spec.begin_s, now_s=facts.now_s
+    )
     after = replace(job, unmet_dependencies=unmet, reason=reason, detail=detail)
     lines = (
         ()

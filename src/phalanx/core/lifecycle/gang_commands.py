@@ -32,6 +32,7 @@ _STOP_REASON: Final = {
     EndCause.MOVED: "preempted",
     EndCause.REQUEUED: "preempted",
     EndCause.IDLE: "preempted",
+    EndCause.PARKED: "preempted",
     EndCause.DRAINED: "drain",
     EndCause.TIMEOUT: "deadline",
     EndCause.HANG: "hang",  # the supervisor records the stacks of its ranks before it ends them

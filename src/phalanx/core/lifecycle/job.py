@@ -20,7 +20,7 @@ from phalanx.core.state.fast_replace import replace
 from phalanx.core.units import format_duration
 from phalanx.core.work.allocation import Allocation
 from phalanx.core.work.attempt import Attempt, EndCause, Member
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job, JobState, WaitReasonCode
 
 
 def place(job: Job, allocation: Allocation, facts: TransitionContext, speed: float = 1.0) -> TransitionResult:
@@ -61,7 +61,7 @@ def cancel(case: AttemptCase, by: str, why: str, facts: TransitionContext) -> Tr
     job = case.job
     if job.state.terminal or job.cancelled_by:
         return TransitionResult(job=job, attempt=case.attempt)
-    job = replace(job, cancelled_by=by, held=False)
+    job = replace(job, cancelled_by=by, held=False, parked_s=None)
     if case.attempt is None:
         entry = history_line(
             case,
@@ -82,7 +82,7 @@ def cancel(case: AttemptCase, by: str, why: str, facts: TransitionContext) -> Tr
 
 
 def hold(case: AttemptCase, held: bool, by: str, facts: TransitionContext) -> TransitionResult:
-    """Hold or release a pending job.
+    """Hold or release a pending job. A parked one is released as `resume` does.
 
     Raises:
         Conflict: the job has ended, or it runs. Releasing a running job that is not held is allowed.
@@ -96,6 +96,8 @@ def hold(case: AttemptCase, held: bool, by: str, facts: TransitionContext) -> Tr
         )
     if job.held == held:
         return TransitionResult(job=job, attempt=case.attempt)
+    if job.parked_s is not None:
+        return resume(case, by, facts)
     if job.state is not JobState.PENDING:
         raise Conflict(
             f"job {job.id} is {job.state.value}; only a pending job can be {'held' if held else 'released'}",
@@ -106,6 +108,59 @@ def hold(case: AttemptCase, held: bool, by: str, facts: TransitionContext) -> Tr
     )
     reason, detail = first_reason(held=held, unmet=job.unmet_dependencies, begin_s=job.spec.begin_s, now_s=facts.now_s)
     return TransitionResult(job=replace(job, held=held, reason=reason, detail=detail), attempt=None, history=(entry,))
+
+
+def park(case: AttemptCase, by: str, facts: TransitionContext) -> TransitionResult:
+    """Stop the running attempt after a save, and keep the job parked until it is resumed. A waiting job is parked at once.
+
+    Raises:
+        Conflict: the job has ended, or it is a replica, whose service would miss it.
+    """
+    job = case.job
+    if job.state.terminal:
+        raise Conflict(f"job {job.id} is {job.state.value}; a job that has ended cannot be parked")
+    if job.replica is not None:
+        service = job.replica.service
+        raise Conflict(
+            f"job {job.id} is a replica of service {service}", hint=Hint(HintCode.SLEEP_SERVICE, service=service)
+        )
+    if case.attempt is not None:
+        return transition(case, StopRequested(cause=EndCause.PARKED, why=f"parked by {by}", by=by), facts)
+    if job.parked_s is not None or job.cancelled_by:
+        return TransitionResult(job=job, attempt=None)
+    entry = history_line(case, facts, "parked", f"parked by {by}", by=by)
+    after = replace(job, held=True, parked_s=facts.now_s, reason=WaitReasonCode.PARKED, detail=f"parked by {by}")
+    return TransitionResult(job=after, attempt=None, history=(entry,))
+
+
+def is_parked(case: AttemptCase) -> bool:
+    """Whether the job is parked, or will be as soon as it has stopped."""
+    stops = case.attempt is not None and case.attempt.stop_cause is EndCause.PARKED
+    return stops or case.job.parked_s is not None
+
+
+def resume(case: AttemptCase, by: str, facts: TransitionContext) -> TransitionResult:
+    """Queue a parked job again; one that is just being parked, as soon as it has stopped. Any other that may start stays as it is.
+
+    Raises:
+        Conflict: the job has ended, or it is held.
+    """
+    job, attempt = case.job, case.attempt
+    if job.state.terminal:
+        raise Conflict(f"job {job.id} is {job.state.value}; a job that has ended cannot be resumed")
+    if attempt is not None and attempt.stop_cause is EndCause.PARKED:
+        why = f"resumed by {by}"
+        entry = history_line(case, facts, "resumed", f"{why}; it is queued again once it has stopped", by=by)
+        requeued = replace(attempt, stop_cause=EndCause.REQUEUED, why=why)
+        return TransitionResult(job=job, attempt=requeued, history=(entry,))
+    if job.parked_s is None:
+        if job.held:
+            raise Conflict(f"job {job.id} is held, not parked", hint=Hint(HintCode.RELEASE_JOB, job=job.id))
+        return TransitionResult(job=job, attempt=attempt)
+    entry = history_line(case, facts, "resumed", f"resumed by {by}", by=by)
+    reason, detail = first_reason(held=False, unmet=job.unmet_dependencies, begin_s=job.spec.begin_s, now_s=facts.now_s)
+    after = replace(job, held=False, parked_s=None, reason=reason, detail=detail)
+    return TransitionResult(job=after, attempt=None, history=(entry,))
 
 
 def requeue(case: AttemptCase, by: str, facts: TransitionContext) -> TransitionResult:
@@ -159,7 +214,11 @@ def update(case: AttemptCase, event: UpdateJob, facts: TransitionContext) -> Tra
     after = replace(job, spec=spec, queue=event.queue or job.queue)
     if event.begin_s is not None:
         reason, detail = first_reason(
-            held=job.held, unmet=job.unmet_dependencies, begin_s=event.begin_s, now_s=facts.now_s
+            held=job.held,
+            parked=job.parked_s is not None,
+            unmet=job.unmet_dependencies,
+            begin_s=event.begin_s,
+            now_s=facts.now_s,
         )
         after = replace(after, reason=reason, detail=detail)
     return TransitionResult(job=after, attempt=case.attempt, history=(entry,))

@@ -56,6 +56,7 @@ _STOPS: Final = (
     EndCause.DRAINED,
     EndCause.REQUEUED,
     EndCause.IDLE,
+    EndCause.PARKED,
 )
 _REPLICA_FAILURES: Final = (
     *_NODE_FAILURES,
@@ -127,6 +128,9 @@ def _settled(case: AttemptCase, attempt: Attempt, cause: EndCause, facts: Transi
             return _requeue(after, attempt, cause, _REASON[cause], 0.0, facts)
         case EndCause.IDLE:
             return _requeue(replace(job, held=True), attempt, cause, WaitReasonCode.HELD, 0.0, facts)
+        case EndCause.PARKED:
+            after = replace(job, held=True, parked_s=facts.now_s)
+            return _requeue(after, attempt, cause, WaitReasonCode.PARKED, 0.0, facts)
         case EndCause.LIMITED:
             return _requeue(job, attempt, cause, WaitReasonCode.ENGINE_LIMIT, facts.now_s + BACKOFF_MAX_S, facts)
         case EndCause.FREEZE:

@@ -83,6 +83,15 @@ class HoldJob(Request[Job | list[Job]]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParkJob(Request[Job | list[Job]]):
+    """Stop the job after a save, and keep it parked; `parked=False` resumes it."""
+
+    job_id: JobId
+    parked: bool
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequeueJob(Request[Job | list[Job]]):
     """Stop the running attempt after a save; the job waits again."""
 

@@ -50,6 +50,7 @@ class EndCause(enum.StrEnum):
     UNFIT = "unfit"
     PREEMPTED = "preempted"
     IDLE = "idle"  # the idle policy of its queue took its GPUs back; the job is held
+    PARKED = "parked"  # its user, or its own idle limit, stopped it until it is resumed
     MOVED = "moved"  # to make room for another job: continues elsewhere at once
     DRAINED = "drained"
     CANCELLED = "cancelled"

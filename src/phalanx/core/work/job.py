@@ -45,6 +45,7 @@ class WaitReasonCode(enum.StrEnum):
     NEVER = "never"  # can never start: it exceeds the fleet or a limit even alone
     NODES_DOWN = "nodes_down"  # would fit if nodes that are down or cordoned came back
     HELD = "held"
+    PARKED = "parked"  # gave its GPUs back until it is resumed
     QUEUE_CLOSED = "queue_closed"
     BACKOFF = "backoff"  # short wait after a failed start
     PREEMPTED = "preempted"
@@ -88,6 +89,7 @@ class Job:
     Attributes:
         folder: name of the folders with its files. It contains a random key, since a restored database assigns the job's number again.
         seq: submit order, dense and unique.
+        parked_s: since when it is parked, which is a hold that only a request ends; None if it is not.
         epoch: of its newest attempt; 0 before the first.
         reason, detail: why it waits, as a word and a sentence; only meaningful while PENDING.
         not_before_s: earliest next start, after a failed one.
@@ -119,6 +121,7 @@ class Job:
     reason: WaitReasonCode = WaitReasonCode.NEW
     detail: str = ""
     held: bool = False
+    parked_s: float | None = None
     epoch: Epoch = NO_EPOCH
     not_before_s: float = 0.0
     checkpoints: tuple[PublishedCheckpoint, ...] = ()

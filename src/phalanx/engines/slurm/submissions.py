@@ -36,6 +36,7 @@ _CANCELLED_TOO: Final = (
     EndCause.DRAINED,
     EndCause.REQUEUED,
     EndCause.IDLE,
+    EndCause.PARKED,
 )
 """Ends requested by users or the scheduler: Slurm's accounting shows CANCELLED. Other jobs end with their own exit code, and at their time
 limit as TIMEOUT (`render.EXIT_COMMANDS`)."""

@@ -13,6 +13,8 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, ReservationId, SupervisorId, UserId
+from phalanx.core.lifecycle.job import is_parked
+from phalanx.core.lifecycle.transitions import AttemptCase
 from phalanx.core.scheduling.policies import PolicyParameters
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import (
@@ -22,6 +24,7 @@ from phalanx.core.state.events import (
     Event,
     HoldJob,
     LabelNodes,
+    ParkJob,
     PutQueues,
     PutReservation,
     RequeueJob,
@@ -158,6 +161,8 @@ class UserSimulator:
                     self.requeue,
                     self.hold,
                     self.hold,
+                    self.park,
+                    self.park,
                     self.cordon,
                     self.uncordon,
                     self.uncordon,
@@ -278,6 +283,12 @@ class UserSimulator:
         if job_id is not None:
             self._ask(HoldJob(job_id=job_id, held=self._dice.random() < 0.4, by=_ADA))
 
+    def park(self) -> None:
+        """Park or resume a job."""
+        job_id = self._job()
+        if job_id is not None:
+            self._ask(ParkJob(job_id=job_id, parked=self._dice.random() < 0.4, by=_ADA))
+
     def update(self) -> None:
         """Change priority and time limit."""
         job_id, dice = self._job(), self._dice
@@ -348,6 +359,8 @@ class UserSimulator:
         for name in list(cluster.world.reservations):
             cluster.request(EndReservation(reservation_id=name, by=_OP))
         for job in list(cluster.world.jobs.values()):
-            if job.held and not job.state.terminal:
+            if is_parked(AttemptCase(job=job, attempt=cluster.world.attempts.get(job.id))):
+                self._ask(ParkJob(job_id=job.id, parked=False, by=_OP))
+            elif job.held and not job.state.terminal:
                 self._ask(HoldJob(job_id=job.id, held=False, by=_OP))
         cluster.request(PutQueues(queues=self.tree))

@@ -89,8 +89,10 @@ function Actions({ shown }) {
     html`<button type="button" class=${danger ? "danger" : ""} disabled=${busy} onClick=${() => act(name, title, text, asksWhy, danger)}>${title}</button>`;
   return html`<div class="actions">
     ${shown.state === "pending" && !shown.held && button("hold", "Hold", "The job stays in the queue and does not start until it is released.")}
-    ${shown.state === "pending" && shown.held && button("release", "Release", "The job may start again.")}
+    ${shown.parked_s && button("resume", "Resume", "The job waits in its queue again.")}
+    ${shown.state === "pending" && shown.held && !shown.parked_s && button("release", "Release", "The job may start again.")}
     ${shown.state === "running" && button("requeue", "Requeue", "The job stops after a checkpoint and waits in its queue again.")}
+    ${!shown.parked_s && !shown.service && button("park", "Park", "The job stops after a checkpoint and gives its GPUs back. It waits until it is resumed.")}
     ${button("cancel", "Cancel job", "The job ends and never runs again.", true, true)}
   </div>`;
 }

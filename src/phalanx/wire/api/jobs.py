@@ -111,6 +111,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         resume_step: the step from which the newest attempt started.
         waste: its alarm, if it wastes GPUs now; of several, the one that wastes most.
         virtual: its devices are slots on CPU.
+        parked_s: since when it is parked; None if it is not. It is then held too.
         unmet: dependencies it waits for, "afterok:17". `begin_s`: earliest start.
         terms: constraints and preferences beyond its GPUs, in words: "within one rack".
         plan: how its model is split: "auto", or a layout as "tp=2,fsdp=4"; "" if not set.
@@ -155,6 +156,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     workdir: str = ""
     output_dir: str = ""
     held: bool = False
+    parked_s: float | None = None
     time_limit_s: float | None = None
     checkpoints: list[CheckpointView] = []
     cancelled_by: str = ""
@@ -185,6 +187,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = False
     sleep: str = ""
     sleep_why: str = ""
+
+    @property
+    def pending_word(self) -> str:
+        """The state of a waiting job in one word: pending, held or parked."""
+        return "parked" if self.parked_s is not None else "held" if self.held else "pending"
 
 
 class ImpossibleJobView(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,6 +64,10 @@ _NAMED_MAX: Final = 3  # names listed in one sentence
 
 def ineligibility(job: Job, queue: Queue | None, now_s: float) -> WaitReason | None:
     """Why the job may not start regardless of free capacity; ELIGIBLE if it may."""
+    if job.parked_s is not None:
+        return WaitReason(
+            reason=WaitReasonCode.PARKED, detail=f"parked {format_duration(max(0.0, now_s - job.parked_s))} ago"
+        )
     if job.held:
         why = job.detail if job.reason is WaitReasonCode.HELD else ""  # of an idle policy; a hold by a user has none
         return WaitReason(reason=WaitReasonCode.HELD, detail=why or f"job {job.id} is held")

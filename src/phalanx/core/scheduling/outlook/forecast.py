@@ -35,6 +35,7 @@ DEPENDENCY_DEPTH_MAX: Final = 4  # length to which a chain of dependencies is fo
 NEVER: Final = float("inf")
 _UNKNOWN_TEXT: Final = {
     WaitReasonCode.HELD: "the job is held",
+    WaitReasonCode.PARKED: "the job is parked",
     WaitReasonCode.QUEUE_CLOSED: "its queue is closed",
     WaitReasonCode.NO_NODES: "no node is up",
     WaitReasonCode.NODES_DOWN: "the nodes that it needs are not up now",
