@@ -29,7 +29,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools browser-tools prometheus-tools deb image deb-tools mpi-tools trace-tools ray s3-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools trace-tools ray s3-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -196,6 +196,17 @@ image-tools:
 	  echo "Installing podman, catatonit, busybox-static and docker-registry."; \
 	  $(APT_UPDATE) && $(APT_INSTALL) podman crun catatonit busybox-static docker-registry >/dev/null; \
 	else echo "podman is not here, and only root on Debian could install it: what needs it is skipped." >&2; fi
+
+# Environment Modules and Lmod, whose Debian packages exclude each other: unpacked into build/modules, with their own paths rewritten.
+modules-tools:
+	@test -d build/modules/lmod && test -d build/modules/environment-modules && command -v lua5.3 >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing tcl8.6 and lua5.3 with libraries, and unpacking environment-modules and lmod."; \
+	  $(APT_UPDATE) && $(APT_INSTALL) tcl8.6 lua5.3 lua-filesystem lua-json lua-posix lua-term >/dev/null; \
+	  rm -rf build/modules && mkdir -p build/modules && cd build/modules && for one in environment-modules lmod; do \
+	    apt-get -qq download $$one 2>/dev/null && dpkg -x $${one}_*.deb $$one && grep -rIlE '/usr/(share|lib)/|/etc/(environment-modules|lmod)' $$one \
+	      | xargs sed -i -E "s#/(usr/share/modules|usr/lib/[a-z0-9_-]*/(modulecmd|libtclenv)|etc/environment-modules|usr/share/lmod|usr/lib/lmod|etc/lmod)#$$PWD/$$one/\1#g"; done; \
+	else echo "Environment Modules and Lmod are not here, and only root on Debian could install them: what needs them is skipped." >&2; fi
 
 # Tools for the tests of SSH to jobs. sshd is not started: sessions run their own.
 ssh-tools:

@@ -172,6 +172,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_sbatch.py::test_torch_reduces_over_the_tasks_of_a_step",
     "tests/e2e/test_slurm.py",
     "tests/e2e/test_soak.py",
+    "tests/e2e/test_software.py",
     "tests/e2e/test_frameworks_on_engines.py",
     "tests/e2e/test_training_on_engines.py",
     "tests/e2e/test_usage_scenarios.py",
@@ -347,6 +348,7 @@ SHARDS: tuple[Shard, ...] = (
             "tests/e2e/test_run_plan.py",
             "tests/e2e/test_sbatch.py",
             "tests/e2e/test_requirements.py",
+            "tests/e2e/test_software.py",
             "tests/e2e/test_engine_errors.py",
             "tests/e2e/test_tutorial.py",
             "tests/e2e/test_retention.py",
@@ -354,6 +356,7 @@ SHARDS: tuple[Shard, ...] = (
             "tests/scenario/test_history_recorder.py::test_two_days_are_rolled_up_and_old_values_are_dropped",
         ),
         sources=("cli", "client", "api", "app", "node"),
+        needs=("modules-tools",),
     ),
     Shard(
         title="MPI, and the examples of other frameworks",

@@ -54,6 +54,7 @@ FULL_JOB = {
     "exclude": "n[7-9]",
     "collective_timeout": "5m",
     "setup": "true",
+    "software": {"modules": ["cuda/12"], "conda": "ml"},
     "checkpoint": "/tmp/c",
     "warm": False,
 }

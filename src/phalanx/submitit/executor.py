@@ -25,7 +25,20 @@ _SIGNAL_DELAY_S: Final = 90  # submitit's default on Slurm
 _SHARED: Final = ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node")
 # Keys of a job file that are parameters under the same name.
 _JOB_KEYS: Final = frozenset(
-    {"gpus", "project", "queue", "priority", "image", "env", "requirements", "resources", "within", "prefer", "labels"}
+    {
+        "gpus",
+        "project",
+        "queue",
+        "priority",
+        "image",
+        "env",
+        "requirements",
+        "software",
+        "resources",
+        "within",
+        "prefer",
+        "labels",
+    }
     | {"nodelist", "exclude", "reservation", "depends_on", "begin", "preemptible", "hold", "retry", "allow_never"}
 )
 _OWN: Final = frozenset({"setup", "signal_delay_s", "array_parallelism", "export", "stderr_to_stdout"})

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import re
 import resource
+import shutil
 import socket
 import stat
 import sys
@@ -23,6 +24,8 @@ from phalanx.cli.cluster.state_folder import read_cluster_file
 from phalanx.core.units import GIB, MIB, format_bytes, format_duration
 from phalanx.durable_files import time_durable_write
 from phalanx.node.logic.operator_hooks import HooksInvalid
+from phalanx.node.logic.software import listing
+from phalanx.node.prepare.conda_search import find_conda
 from phalanx.node.prepare.hook_runner import hooks_file, load_hooks
 
 _DISK_LOW_BYTES: Final = 5 * GIB  # two checkpoints of a small model
@@ -67,6 +70,7 @@ def run_machine_checks(home: str, port: int) -> Iterator[Finding]:
         _SHM: check_shared_memory,
         "open files": check_open_files,
         "clock": check_clock,
+        "software": check_software,
         "hooks": check_hooks,
         "port": lambda: check_port(home, port),
     }
@@ -75,6 +79,21 @@ def run_machine_checks(home: str, port: int) -> Iterator[Finding]:
             yield check()
         except Exception as error:  # noqa: BLE001  # the operator must see every error of a check
             yield Finding(what=what, level=Severity.WARN, says=f"this check failed: {type(error).__name__}: {error}")
+
+
+def check_software() -> Finding:
+    """Show which environments jobs can name (`software`), as far as this takes no time; none is needed."""
+    places = find_conda(os.environ)
+    names = [*(["base"] if places.roots else ()), *sorted(places.environments)]
+    homes = (f"{os.environ.get('MODULESHOME', '')}/init/bash", "/etc/profile.d/modules.sh", "/etc/profile.d/lmod.sh")
+    modules = next((path for path in homes if os.path.exists(path)), "")
+    found = {
+        "conda": f"{places.program or 'no program'} with {listing(names)}" if names or places.program else "",
+        "modules": modules,
+        "uv": shutil.which("uv") or "",
+    }
+    says = "; ".join(f"{form}: {where}" for form, where in found.items() if where)
+    return Finding(what="software", level=Severity.OK, says=says or "no conda, modules or uv")
 
 
 def check_hooks() -> Finding:

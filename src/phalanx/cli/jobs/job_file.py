@@ -78,12 +78,20 @@ def _value(key: str, value: YamlValue) -> object:
             list() as listed,
         ):
             return [one.text(key) for one in listed]
+        case ValueKind.TABLE_OF_LISTS, dict() as table:
+            return {name: _text_or_list(f"{key}: {name}", inner) for name, inner in table.items()}
         case ((ValueKind.TABLE | ValueKind.TEXT_OR_MAPPING | ValueKind.LIST_OR_MAPPING), dict() as table):
             return {name: None if inner.is_null else inner.text(f"{key}: {name}") for name, inner in table.items()}
-        case _, str() as text if kind is not ValueKind.TABLE:
+        case _, str() as text if kind not in {ValueKind.TABLE, ValueKind.TABLE_OF_LISTS}:
             return _scalar(kind, value, text)
         case _:
             raise value.error(f"{key}: {_WANTED[kind]}")
+
+
+def _text_or_list(key: str, value: YamlValue) -> object:
+    if value.is_null:
+        return None
+    return [one.text(key) for one in value.content] if isinstance(value.content, list) else value.text(key)
 
 
 def _scalar(kind: ValueKind, value: YamlValue, text: str) -> object:
@@ -105,5 +113,6 @@ _WANTED: Final = {
     ValueKind.FLAG: "expected true or false",
     ValueKind.TABLE: "expected keys and values",
     ValueKind.LIST_OR_MAPPING: "expected one value, a list, or names and values",
+    ValueKind.TABLE_OF_LISTS: "expected keys and values",
     ValueKind.TEXT_OR_MAPPING: "expected one value, or keys and values",
 }

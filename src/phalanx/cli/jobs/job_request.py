@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _ADDED: Final = frozenset({"env", "secrets", "ports"})  # options that add to a key of the job file
+SOFTWARE_OPTIONS: Final = ("conda", "venv", "modules")  # forms of the key `software`
 _AFTER_DASHES: Final = "phalanx.command"
 _FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
 
@@ -107,6 +108,8 @@ def job_request(context: click.Context, given: Mapping[str, Any], *, beside: str
     options = {
         key: value for key, value in given.items() if key in KEY_KINDS and key not in _ADDED and value is not None
     }
+    if named_software := {form: given[form] for form in SOFTWARE_OPTIONS if given.get(form) is not None}:
+        options["software"] = named_software
     here = os.getcwd()
     named = None
     where: Callable[[str], str]
@@ -310,7 +313,7 @@ def _listed_ports(value: object) -> list[object]:
 
 
 def _flag(key: str) -> str:
-    return "" if key == "run" else "--" + key.replace("_", "-")
+    return "" if key in {"run", "software"} else "--" + key.replace("_", "-")
 
 
 def _with_location(error: InvalidKey, where: str, *, from_file: bool) -> BadFile | BadRequest:
@@ -382,6 +385,9 @@ _OPTIONS: Final = (
         metavar="FILE",
         help="Packages to install once on each node: requirements.txt or pyproject.toml; or none.",
     ),
+    click.option("--conda", metavar="NAME", help="Conda environment of the nodes to run in: its name or folder."),
+    click.option("--venv", metavar="FOLDER", help="Virtual environment of the nodes to run in."),
+    click.option("--modules", metavar="NAMES", help="Modules to load on each node: cuda/12,gcc."),
     click.option("--image", metavar="IMAGE", help="Container image to run in, with podman or apptainer."),
     click.option("-C", "--workdir", metavar="FOLDER", help="Working directory; default: the current one."),
     click.option(

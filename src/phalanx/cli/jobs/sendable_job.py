@@ -51,7 +51,9 @@ def _send_copy(head: Client, spec: JobSpec) -> dict[str, object]:
             head.upload(packed.file, packed.sha256, packed.bytes)
             warn(f"uploaded a copy of {spec.workdir}: {count(packed.files, 'file')}, {format_bytes(packed.bytes)}")
         found = spec.requirements or (
-            "" if spec.image else default_requirements_file(lambda name: read_archive_member(packed, name))
+            ""
+            if spec.image or spec.software.has_python
+            else default_requirements_file(lambda name: read_archive_member(packed, name))
         )
         return {"upload": packed.sha256, **({"requirements": found} if found else {})}
     finally:

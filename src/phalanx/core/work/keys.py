@@ -20,6 +20,7 @@ class ValueKind(enum.Enum):
     FLAG = "flag"
     TEXT_OR_MAPPING = "maybe table"  # text, or a mapping of names to texts
     LIST_OR_MAPPING = "maybe list"  # one item, a list of items, or a mapping of names to texts
+    TABLE_OF_LISTS = "table of lists"  # a mapping of names to texts or lists of texts
     TABLE = "table"  # a mapping of names to texts, or a list of NAME=text
 
 
@@ -64,6 +65,7 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "reservation": ValueKind.TEXT,
     "plan": ValueKind.TEXT_OR_MAPPING,
     "requirements": ValueKind.TEXT,
+    "software": ValueKind.TABLE_OF_LISTS,
     "data": ValueKind.TABLE,
     "image": ValueKind.TEXT,
     "nodelist": ValueKind.TEXT,
@@ -100,6 +102,7 @@ _SYNONYMS: Final = {
     "within": ("topology", "switches"),
     "preemptible": ("preemptable",),
     "requirements": ("packages", "pip", "requires"),
+    "software": ("conda", "module", "modules", "uv", "venv", "virtualenv"),
     "data": ("dataset", "datasets", "inputs", "file_mounts"),
     "plan": ("layout", "parallelism", "parallel"),
     "ready": ("readiness", "readiness_probe", "health"),

@@ -36,6 +36,7 @@ from phalanx.core.work.sbatch_scripts.het_components import read_components
 from phalanx.core.work.sbatch_scripts.sbatch_job import SLURM_KEYS
 from phalanx.core.work.secret import parse_secret_names
 from phalanx.core.work.service_terms import ServiceTerms, parse_service_terms
+from phalanx.core.work.software import NO_SOFTWARE, Software, parse_software
 from phalanx.core.work.spec import (
     COLLECTIVE_TIMEOUT_DEFAULT_S,
     GRACE_DEFAULT_S,
@@ -167,6 +168,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
     service = parse_service_terms(given, name)
     plan = parse_plan(given.get("plan", ""))
     data, mode = _data(given)
+    software, listed = _software(given)
     role = _role(given, argv, script, service, plan)
     spec = JobSpec(
         name=name,
@@ -177,7 +179,8 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         secrets=_secrets(given),
         ports=_read(given, "ports", parse_web_ports, ()),
         setup=_text(given, "setup"),
-        requirements=_read(given, "requirements", parse_requirements, ""),
+        requirements=listed or _read(given, "requirements", parse_requirements, ""),
+        software=software,
         data=data,
         data_mode=mode,
         image=_image(given),
@@ -409,16 +412,27 @@ def _image(given: Mapping[str, object]) -> str:
             key="image",
             hint="docker.io/library/python:3.11, or FILE.sif",
         )
-    for other in ("requirements", "slurm"):
+    for other in ("requirements", "software", "slurm"):
         if image and given.get(other) and given[other] != NO_REQUIREMENTS:
             raise InvalidKey(
                 f"image and {other} cannot be combined",
                 key="image",
-                hint="build the packages into the image"
-                if other == "requirements"
-                else "batch scripts run on the node itself",
+                hint="batch scripts run on the node itself"
+                if other == "slurm"
+                else "build the packages into the image",
             )
     return image
+
+
+def _software(given: Mapping[str, object]) -> tuple[Software, str]:
+    """The environment of the nodes, and the requirements file that `software` names."""
+    none: tuple[Software, str] = (NO_SOFTWARE, "")
+    found, listed = _read(given, "software", parse_software, none)
+    if (found.has_python or listed) and given.get("requirements", NO_REQUIREMENTS) not in {"", NO_REQUIREMENTS}:
+        raise InvalidKey(
+            "requirements and software cannot be combined", key="software", hint="an environment is used as it is"
+        )
+    return found, listed
 
 
 def _checkpoint(given: Mapping[str, object], workdir: str) -> str:

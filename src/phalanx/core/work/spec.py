@@ -14,6 +14,7 @@ from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.requirements import NO_REQUIREMENTS
 from phalanx.core.work.service_terms import ServiceTerms
+from phalanx.core.work.software import NO_SOFTWARE, Software
 from phalanx.core.work.web_ports import WebPort
 
 GRACE_DEFAULT_S: Final = 30.0  # SIGTERM to SIGKILL; the default of Slurm's KillWait and Kubernetes' grace period
@@ -109,6 +110,7 @@ class JobSpec:
         ports: on which its programs serve web pages.
         setup: shell text run once per node before the tasks.
         requirements: file of the working directory that lists Python packages, "none", or "" for the default of a copy.
+        software: the environment of its nodes that its processes run in.
         data: its datasets, as pairs of name and source in the order written; `data_mode`: how they reach its nodes.
         image: of the container that the command runs in, as the runtime names it; "" for the node itself.
         time_limit_s: None for no limit.
@@ -141,6 +143,7 @@ class JobSpec:
     ports: tuple[WebPort, ...] = ()
     setup: str = ""
     requirements: str = ""
+    software: Software = NO_SOFTWARE
     data: tuple[tuple[str, str], ...] = ()
     data_mode: DataMode = DataMode.STAGE
     image: str = ""
@@ -180,10 +183,9 @@ class JobSpec:
     @property
     def has_long_preparation(self) -> bool:
         """Whether its nodes may need long to prepare: they run a setup, install packages, pull an image, or stage data."""
-        packages = (
-            self.requirements != NO_REQUIREMENTS if self.requirements else bool(self.upload)
-        )  # a copy may contain its own list
-        return bool(self.setup or self.image) or packages or self.stages_data
+        # A copy may contain its own list.
+        packages = self.requirements != NO_REQUIREMENTS if self.requirements else bool(self.upload)
+        return bool(self.setup or self.image or self.software) or packages or self.stages_data
 
     @property
     def stages_data(self) -> bool:

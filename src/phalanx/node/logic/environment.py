@@ -159,6 +159,11 @@ def setup_environment(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext
     return {**inheritable_environment(node.base), **_defaults_of_python(), **asked, **_place(prepare, grant, node)}
 
 
+def is_set_by_phalanx(name: str) -> bool:
+    """Whether an environment of the node must leave this variable alone: its value is the task's own."""
+    return name.startswith(_RESERVED) or name in _NOT_INHERITED_NAMES
+
+
 def _is_overridden(name: str, ours: Mapping[str, str]) -> bool:
     return name in ours or (name.startswith(_RESERVED) and name not in CLIENT_VARIABLES)
 

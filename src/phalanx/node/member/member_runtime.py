@@ -54,6 +54,7 @@ class MemberRuntime:
         setup_code: exit code of a preparation command (`aside`) as a shell gives it, set with `setup_done`.
         container: the container that its tasks run in (`container`); None to run on the node itself.
         venv: folder of the environment that its processes run in; "" for none.
+        software: what the environment that its job names changes in the variables of its processes; None removes one.
         mps: pipe folder of the MPS daemon of its shared device; "" without one.
         slices: UUIDs of its MIG slices, by local rank; empty without.
         all_devices_answer: when its devices were checked, every device of the node answered.
@@ -97,6 +98,7 @@ class MemberRuntime:
     setup_code: int = 0
     container: ContainerRuntime | None = None
     venv: str = ""
+    software: dict[str, str | None] = field(default_factory=dict)
     mps: str = ""
     slices: tuple[str, ...] = ()
     all_devices_answer: bool = False

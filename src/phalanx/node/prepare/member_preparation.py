@@ -53,6 +53,7 @@ from phalanx.node.prepare import (
     package_install,
     path_probe,
     resume_checkpoint,
+    software_environment,
 )
 from phalanx.node.prepare.command_check import check_program_and_script
 from phalanx.node.prepare.data_server import DataServers
@@ -285,6 +286,7 @@ def _prepare(member: MemberRuntime, services: NodeServices) -> tuple[PublishedCh
         _make_slices,
         _bring_data,
         _bring_image,
+        _bring_software,
         _bring_packages,
         _check_command,
         _open_processes,
@@ -472,6 +474,23 @@ def _bring_image(member: MemberRuntime, services: NodeServices) -> None:
     )
 
 
+def _bring_software(member: MemberRuntime, services: NodeServices) -> None:
+    """Look for the environment that the job names, before anything is installed or started in it."""
+    if not member.prepare.spec.software:
+        return
+    _open(member, services)
+    view = replace(services.node_view(member), secrets={})  # a module's errors are written to files
+    found = software_environment.bring(
+        member,
+        variables=environment.setup_environment(member.prepare, member.grant, view),
+        open_output=lambda: services.open_supervisor_output(member),
+    )
+    services.note(member, found)
+    argv = member.prepare.spec.role.argv
+    if member.prepare.spec.software.has_python and names_python_by_path(argv):
+        services.note(member, f"{argv[0]} is named by its path and is not the environment's; write `python`")
+
+
 def _bring_packages(member: MemberRuntime, services: NodeServices) -> None:
     """Install packages before looking up the command: a package may provide it."""
     with acting_as(member.account):
@@ -485,7 +504,7 @@ def _bring_packages(member: MemberRuntime, services: NodeServices) -> None:
         member,
         file,
         cache=services.cache_folder(member),
-        variables=variables,
+        variables=software_environment.dressed(member, variables),
         open_output=lambda: services.open_supervisor_output(member),
     )
     argv = member.prepare.spec.role.argv
@@ -500,7 +519,7 @@ def _check_command(member: MemberRuntime, services: NodeServices) -> None:
     if not command:
         raise PreparationFailed("the job names no command", charge=True)
     variables = environment.setup_environment(member.prepare, member.grant, services.node_view(member))
-    variables = package_install.dressed(member, variables)
+    variables = software_environment.dressed(member, variables)
     member.environment = variables
     with acting_as(member.account):
         check_program_and_script(command, member, variables)
@@ -533,7 +552,7 @@ def _first_environment(member: MemberRuntime, services: NodeServices) -> dict[st
         port=0,
         resume=None,
     )
-    return package_install.dressed(
+    return software_environment.dressed(
         member, environment.rank_environment(order, start, member.grant, 0, services.node_view(member))[0]
     )
 

@@ -19,7 +19,7 @@ from phalanx.node.files.cache_folder import make_cache
 from phalanx.node.files.folder_cache import FolderCache
 from phalanx.node.files.job_accounts import acting_as, open_for_writing
 from phalanx.node.files.preparation_error import PreparationFailed
-from phalanx.node.logic.requirements import activated, default_requirements_file
+from phalanx.node.logic.requirements import default_requirements_file
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.prepare.cached_folders import hold_folder, read_answer
 from phalanx.node.prepare.setup_runner import REQUIREMENTS_TASK, run_setup_command
@@ -35,7 +35,7 @@ def file_of(member: MemberRuntime) -> str:
     spec = member.prepare.spec
     if spec.requirements:
         return "" if spec.requirements == NO_REQUIREMENTS else spec.requirements
-    if not spec.upload or spec.image:
+    if not spec.upload or spec.image or spec.software.has_python:
         return ""
     return default_requirements_file(lambda name: _bytes(os.path.join(member.workdir, name)))
 
@@ -81,11 +81,6 @@ def bring(
             taken = not name or _take(member, FolderCache(cache), name)
         if not taken:
             raise PreparationFailed(f"{file}: its packages were removed right after their installation", charge=False)
-
-
-def dressed(member: MemberRuntime, variables: dict[str, str]) -> dict[str, str]:
-    """The variables, with the member's environment activated if it has one."""
-    return activated(variables, member.venv) if member.venv else variables
 
 
 def _take(member: MemberRuntime, venvs: FolderCache, name: str) -> bool:

@@ -15,9 +15,10 @@ from phalanx.node.processes.attempt_processes import TaskNotStarted, TaskSpec
 
 SETUP_TASK: Final = "setup"
 REQUIREMENTS_TASK: Final = "requirements"
+SOFTWARE_TASK: Final = "software"
 IMAGE_TASK: Final = "image"
 DATA_TASK: Final = "data"
-SETUP_TASKS: Final = frozenset({SETUP_TASK, REQUIREMENTS_TASK, IMAGE_TASK, DATA_TASK})
+SETUP_TASKS: Final = frozenset({SETUP_TASK, REQUIREMENTS_TASK, SOFTWARE_TASK, IMAGE_TASK, DATA_TASK})
 
 
 def run_setup_command(

@@ -354,7 +354,15 @@ class SupervisorLoop:
             self._inbox.put(member_preparation.prepare_member(member, self._services))
 
         spec = order.spec
-        slow = bool(spec.setup or spec.image or spec.requirements or spec.upload or spec.data or self._hooks.may_run)
+        slow = bool(
+            spec.setup
+            or spec.image
+            or spec.requirements
+            or spec.software
+            or spec.upload
+            or spec.data
+            or self._hooks.may_run
+        )
         self._work.submit(_lane(action.key), work, slow=slow)
 
     def _do_work(self, action: SpawnTasks | DrainOutput) -> None:

@@ -315,6 +315,7 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ports: int | str | list[int | str] | dict[str, int | str] | None = None
     setup: str | None = None
     requirements: str | None = None
+    software: dict[str, Any] | None = None
     data: dict[str, Any] | list[str] | None = None
     tasks_per_node: int | None = None
     priority: int | None = None
