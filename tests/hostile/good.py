@@ -43,6 +43,7 @@ FULL_JOB = {
     "priority": 3,
     "queue": "side",
     "time": "2h",
+    "idle": "1h",
     "retry": 2,
     "grace": "10s",
     "labels": {"team": "x"},

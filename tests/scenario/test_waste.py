@@ -5,6 +5,7 @@
 
 import pytest
 
+from phalanx.controller.host_activity import HostActivityTracker
 from phalanx.controller.idle_jobs import ENDED, IDLE_POLICY, NOTICE, NOTIFY_FACT, WARNING
 from phalanx.controller.usage_accounting import UsageAccountant
 from phalanx.controller.usage_resume import resume_ledger
@@ -17,7 +18,7 @@ from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.service import ServiceState
 from phalanx.core.work.waste_terms import IdleAction, IdlePolicy, WasteKind
-from phalanx.wire.supervisor import DeviceSample, SamplesRequest
+from phalanx.wire.supervisor import DeviceSample, JobSample, SamplesRequest
 from tests.harness import Harness
 from tests.scenario.test_sleeping_replicas import SERVES, web
 from tests.simulated_node import JobBehaviour
@@ -30,13 +31,15 @@ BUSY = 0.9
 class Watched:
     """A cluster whose devices are sampled every five seconds, with the ledger and the monitor behind it.
 
-    `use`: utilization of each job's devices; a job that is not in it is busy. `unsampled`: jobs of which no sample comes.
+    `use`: utilization of each job's devices; a job that is not in it is busy. `cpus`: that each job keeps busy, 0 for one that is not in it.
+    `unsampled`: jobs of which no sample comes.
     `busy_first`: the first device of each job is busy in any case.
     """
 
     def __init__(self, fleet="r: n0=4 n1=4", **policy):
         self.cluster = Harness(fleet, lease_s=300.0)  # hours pass: few renewals keep the test short
         self.use = {}
+        self.cpus, self.cpu_s = {}, {}
         self.unsampled = set()
         self.busy_first = False
         self.audits = []
@@ -58,9 +61,10 @@ class Watched:
         world = self.cluster.world
         self.accountant = UsageAccountant(lambda _: "")
         resume_ledger(self.accountant, world, self.cluster.store, None, self.now_ms)
-        self.monitor = WasteMonitor(self.accountant)
+        self.hosts = HostActivityTracker(self.accountant.live_attempt)
+        self.monitor = WasteMonitor(self.accountant, self.hosts)
         self.monitor.apply((*world.queues.values(), *world.jobs.values()), (), self.now_ms, stored=True)
-        self.sent = ()
+        self.sent = ((), ())
 
     def restart_head(self):
         self.cluster.kill_head()
@@ -84,8 +88,8 @@ class Watched:
                     self._sample(attempt)
             self.accountant.update(self.now_ms)
             idle = self.monitor.look(self.now_ms)
-            if idle is not None and idle.jobs != self.sent:
-                self.sent = idle.jobs
+            if idle is not None and (idle.jobs, idle.quiet) != self.sent:
+                self.sent = idle.jobs, idle.quiet
                 self.cluster.turn([idle])
         return self
 
@@ -104,10 +108,19 @@ class Watched:
                 )
                 for index in grant.devices
             ]
-            self.accountant.add_samples(
-                SamplesRequest(supervisor_id=SupervisorId("s"), node_id=grant.node_id, at_s=0.0, devices=devices),
-                self.now_ms,
+            self.cpu_s[attempt.job_id] = self.cpu_s.get(attempt.job_id, 0.0) + 5.0 * self.cpus.get(attempt.job_id, 0.0)
+            host = JobSample(
+                job_id=attempt.job_id,
+                epoch=attempt.epoch,
+                generation=attempt.generation,
+                cpu_s=self.cpu_s[attempt.job_id],
+                memory_peak_bytes=0,
             )
+            request = SamplesRequest(
+                supervisor_id=SupervisorId("s"), node_id=grant.node_id, at_s=0.0, devices=devices, jobs=[host]
+            )
+            self.accountant.add_samples(request, self.now_ms)
+            self.hosts.add_samples(request, self.now_ms)
 
     def busy_then_idle(self, **fields):
         """A job that has computed for a minute, and does nothing from now on."""

@@ -132,6 +132,8 @@ def test_bare_number_is_no_time(time):
         {"name": "x" * 200},
         {"name": "a\nb"},
         {"time": "0s"},
+        {"idle": "0"},
+        {"idle": "1h", "type": "service"},
         {"time": "9000d"},
         {"checkpoint": "s3://bucket"},
         {"upload": "zz"},

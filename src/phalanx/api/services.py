@@ -331,6 +331,7 @@ class HeadServices:
         part_states: the states of the parts of nodes' devices now: device, job or "", and the state.
         state_totals: the thousandths of devices in each state now.
         waste: what is wasted now.
+        client_active: notes that a client has sent something to a job, by a session or a forwarded port.
         notifier: sends messages to services outside; None if this head sends none.
         tracing: exports traces of ended jobs; None if this head exports none.
         identity: signs people in at the provider of the settings; None if this head cannot.
@@ -366,6 +367,7 @@ class HeadServices:
     part_states: Callable[[Iterable[NodeId]], dict[NodeId, list[tuple[int, str, PartState]]]] = lambda _: {}
     state_totals: Callable[[], dict[UsageState, int]] = dict
     waste: Callable[[], WasteNow] = WasteNow
+    client_active: Callable[[JobId], None] = lambda _: None
     notifier: Notifier | None = None
     tracing: JobTracing | None = None
     identity: IdentityProvider | None = None

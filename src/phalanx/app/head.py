@@ -232,6 +232,7 @@ class Head:
                 part_states=self._usage.part_states,
                 state_totals=self._usage.state_totals,
                 waste=self._usage.waste,
+                client_active=self._usage.client_active,
                 notifier=AppriseNotifier(),
                 tracing=self._tracing(),
                 identity=OidcProvider(self._home.path_of("secrets"), self._clock.now_s),

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from phalanx.controller import reports
@@ -119,6 +120,7 @@ class Controller:
     _steady_offset_s: float | None = None
     _pools: PoolKeeper = field(default_factory=PoolKeeper)
     _idle: IdlePolicyKeeper = field(default_factory=IdlePolicyKeeper)
+    _idle_limits: IdlePolicyKeeper = field(default_factory=partial(IdlePolicyKeeper, own=True))
     _speed_facts: SpeedFactsKeeper | None = None
 
     def __post_init__(self) -> None:
@@ -180,6 +182,7 @@ class Controller:
             self._windows.update(context)
             self._fire_deadlines(context)
             self._idle.update(context)
+            self._idle_limits.update(context)
             context.update_bad_nodes()
             self._services.update(context)
             context.settle_dependents()  # before the cycle, so that released jobs and new replicas can start in this step
@@ -212,6 +215,7 @@ class Controller:
             ExceptionGroup: internal errors, after everything else was published.
         """
         self._idle.settle()
+        self._idle_limits.settle()
         if outbox.lost:
             self.leases.drop(outbox.lost)
         for deadline in self._timers.settle():
@@ -257,6 +261,7 @@ class Controller:
         self._timers.undo()
         self._pools.undo()
         self._idle.undo()
+        self._idle_limits.undo()
         self._losses.invalidate()
         self._services.touch_all()
         self.scheduler.stale = True
@@ -301,6 +306,7 @@ class Controller:
             return error
         if isinstance(event, IdleJobsObserved):
             self._idle.observe(event, context.now.boot_s)
+            self._idle_limits.observe(event, context.now.boot_s)
         if isinstance(event, PreparePlannedStop):
             self.leases.grant_long(event.lease_s, event.grants_until_s)
         return answer
@@ -435,7 +441,11 @@ class Controller:
     def _due_in_s(self, now: ControllerTime, cycle_due_s: float) -> float:
         at_s = min(self._timers.next_s(self._still_applies), self.leases.next_check_s())
         opens_s = self._windows.due_in_s(self.world.reservations, now.wall_s)
-        kept_s = min(self._services.due_in_s(now.boot_s), self._idle.due_in_s(self.world, now.boot_s))
+        kept_s = min(
+            self._services.due_in_s(now.boot_s),
+            self._idle.due_in_s(self.world, now.boot_s),
+            self._idle_limits.due_in_s(self.world, now.boot_s),
+        )
         return max(0.0, min(cycle_due_s, at_s - now.boot_s, opens_s, kept_s))
 
     # ---- scheduling ---------------------------------------------------------------------------------------------------

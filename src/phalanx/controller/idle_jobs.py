@@ -1,4 +1,6 @@
-"""Applies the idle policies of queues to jobs that do not use their GPUs: warns, notifies, releases or stops. Called in each step.
+"""Applies idle policies to jobs that do nothing: those of queues to jobs that do not use their GPUs, and the idle limit of a job to itself.
+
+Called in each step. It warns, notifies, and releases, parks or stops jobs.
 
 The facts come as `IdleJobsObserved` from the thread that keeps the ledger of states; the decision is made here, by the newest records. All in
 memory: a head that starts counts idleness from its own start, so that a job is never ended sooner than its queue says.
@@ -34,6 +36,7 @@ IDLE_POLICY: Final = UserId("idle-policy")  # `by` of what a policy does
 WARNING: Final = "idle_warning"  # kinds of history lines
 NOTICE: Final = "idle_notice"
 ENDED: Final = "idle_ended"
+GRACE_MAX_S: Final = 600.0  # the warning of a job's own limit comes so long before, at most half of the limit
 NOTIFY_FACT: Final = "notify"  # in the facts of lines that a channel sends to somebody: to whom
 OWNER: Final = "owner"
 _STATE_TEXT: Final[Mapping[WasteKind, str]] = {
@@ -82,12 +85,14 @@ class IdlePolicyKeeper:
     """See the module.
 
     Attributes:
+        own: it applies the idle limits of jobs, not the policies of queues.
         _jobs: those that are idle.
         _progress: how far the policy is with each of them.
         _over: jobs that were warned and no longer count as idle, since they work or the policy is gone; the next step records it.
         _before: `_progress` and `_over` before a step that is not durable yet, for `undo`.
     """
 
+    own: bool = False
     _jobs: dict[JobId, _Idle] = field(default_factory=dict)
     _progress: dict[JobId, _Progress] = field(default_factory=dict)
     _over: dict[JobId, None] = field(default_factory=dict)
@@ -96,13 +101,14 @@ class IdlePolicyKeeper:
     def observe(self, report: IdleJobsObserved, boot_s: float) -> None:
         """Take the jobs that are idle. Idempotent: a repeated report changes nothing."""
         known, self._jobs = self._jobs, {}
-        for seen in report.jobs:
+        for seen in report.quiet if self.own else report.jobs:
             before = known.pop(seen.job_id, None)
             if before is not None and (before.seen.epoch, before.seen.since_ms) == (seen.epoch, seen.since_ms):
                 self._jobs[seen.job_id] = _Idle(seen, before.since_s)
                 continue
             self._jobs[seen.job_id] = _Idle(seen, boot_s - max(0, report.at_ms - seen.since_ms) / 1000)
-            self._progress.pop(seen.job_id, None)
+            if self._progress.pop(seen.job_id, _NOTHING).stage is IdleStage.WARNED:
+                self._over[seen.job_id] = None
         for job_id in known:
             if self._progress.pop(job_id, _NOTHING).stage is IdleStage.WARNED:
                 self._over[job_id] = None
@@ -115,10 +121,10 @@ class IdlePolicyKeeper:
         self._before = dict(self._progress), dict(self._over)
         over, self._over = self._over, {}
         for job_id in over:
-            _record_end(context, job_id)
+            _record_end(context, job_id, "idle limit" if self.own else "idle policy")
         for job_id in sorted(self._jobs):
             idle = self._jobs[job_id]
-            found = _subject(context.world, idle.seen)
+            found = self._subject(context.world, idle.seen)
             if found is None:
                 continue
             job, attempt, policy = found
@@ -128,7 +134,9 @@ class IdlePolicyKeeper:
                 after = _Progress(policy, IdleStage.WARNED if warns else IdleStage.DUE, now_s)
                 self._progress[job_id] = after
                 left_s = after.next_s(policy, idle) - now_s
-                enforcement = _Enforcement(context, job, attempt, policy, idle.seen.state, now_s - idle.since_s)
+                enforcement = _Enforcement(
+                    context, job, attempt, policy, idle.seen.state, now_s - idle.since_s, own=self.own
+                )
                 enforcement.warn(left_s) if warns else enforcement.act()
 
     def settle(self) -> None:
@@ -145,34 +153,46 @@ class IdlePolicyKeeper:
         """Time until a policy has something to do; infinite for never."""
         due_s = math.inf
         for job_id, idle in self._jobs.items():
-            found = _subject(world, idle.seen)
+            found = self._subject(world, idle.seen)
             if found is not None:
                 policy = found[2]
                 due_s = min(due_s, self._progress.get(job_id, _NOTHING).under(policy).next_s(policy, idle) - boot_s)
         return due_s
 
+    def _subject(self, world: World, seen: IdleJob) -> tuple[Job, Attempt, IdlePolicy] | None:
+        """The job with its attempt and policy, if the policy applies to it now."""
+        job, attempt = world.jobs.get(seen.job_id), world.attempts.get(seen.job_id)
+        if (
+            seen.paused
+            or job is None
+            or attempt is None
+            or attempt.epoch != seen.epoch
+            or attempt.state is not AttemptState.RUNNING
+        ):
+            return None
+        if self.own:
+            policy = _limit_of(job)
+        else:
+            policy = idle_policy(world.queues, job.queue)
+        if policy is None or seen.state not in policy.states or policy.exempts(dict(job.spec.labels)):
+            return None
+        return job, attempt, policy
 
-def _subject(world: World, seen: IdleJob) -> tuple[Job, Attempt, IdlePolicy] | None:
-    """The job with its attempt and policy, if the policy applies to it now."""
-    job, attempt = world.jobs.get(seen.job_id), world.attempts.get(seen.job_id)
-    if (
-        seen.paused
-        or job is None
-        or attempt is None
-        or attempt.epoch != seen.epoch
-        or attempt.state is not AttemptState.RUNNING
-    ):
-        return None
-    policy = idle_policy(world.queues, job.queue)
-    if policy is None or seen.state not in policy.states or policy.exempts(dict(job.spec.labels)):
-        return None
-    return job, attempt, policy
+
+def _limit_of(job: Job) -> IdlePolicy | None:
+    """The idle limit of a job, as a policy."""
+    idle_s = job.spec.idle_s
+    return (
+        None
+        if idle_s is None
+        else IdlePolicy(action=IdleAction.RELEASE, after_s=idle_s, grace_s=min(GRACE_MAX_S, idle_s / 2))
+    )
 
 
-def _record_end(context: StepContext, job_id: JobId) -> None:
+def _record_end(context: StepContext, job_id: JobId, rule: str) -> None:
     job, attempt = context.world.jobs.get(job_id), context.world.attempts.get(job_id)
     if job is not None and attempt is not None and attempt.state is AttemptState.RUNNING:
-        text = "it no longer counts as idle: the warning of the idle policy is withdrawn"
+        text = f"it no longer counts as idle: the warning of the {rule} is withdrawn"
         context.change.add_history(
             HistoryLine(
                 seq=0, at_s=context.now.wall_s, kind=ENDED, text=text, job_id=job_id, epoch=job.epoch, by=IDLE_POLICY
@@ -190,6 +210,7 @@ class _Enforcement:
     policy: IdlePolicy
     state: WasteKind
     idle_s: float
+    own: bool = False
 
     def warn(self, left_s: float) -> None:
         """Say what follows in so many seconds if nothing changes."""
@@ -197,6 +218,8 @@ class _Enforcement:
             deed = f"a replica of service {self.job.replica.service} falls asleep, if it can and another serves"
         elif self.policy.action is IdleAction.STOP:
             deed = "it is cancelled"
+        elif self.own:
+            deed = "it is parked: its GPUs are taken back until it is resumed"
         else:
             deed = "its GPUs are taken back and it is held"
         self._record(WARNING, f"{self._why}; in {format_duration(left_s)} {deed}", notify=True)
@@ -211,8 +234,9 @@ class _Enforcement:
             case IdleAction.RELEASE | IdleAction.STOP if self.job.replica is not None:
                 self._sleep_replica()
             case IdleAction.RELEASE:
-                self._audit(f"release: {self._why}")
-                self.context.apply_event(self.job.id, StopRequested(cause=EndCause.IDLE, why=self._why, by=IDLE_POLICY))
+                cause = EndCause.PARKED if self.own else EndCause.IDLE
+                self._audit(f"{'park' if self.own else 'release'}: {self._why}")
+                self.context.apply_event(self.job.id, StopRequested(cause=cause, why=self._why, by=IDLE_POLICY))
             case IdleAction.STOP:
                 self._audit(f"stop: {self._why}")
                 case = self.context.case(self.job.id)
@@ -221,6 +245,8 @@ class _Enforcement:
     @property
     def _why(self) -> str:
         """The facts in a sentence; only numbers and names that all users may see."""
+        if self.own:
+            return f"no GPU work, no CPU above noise and no input for {format_duration(self.idle_s)}"
         gpus = gpus_of(self.attempt.allocation.milli)
         what = f"its {gpus} {'GPU' if gpus == 1 else 'GPUs'}"
         return f"{_STATE_TEXT[self.state]} {what} for {format_duration(self.idle_s)} (idle policy of queue {self.job.queue})"

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from phalanx.controller.attempt_use_tracker import AttemptUseTracker
 from phalanx.controller.budget_watch import BudgetWatch
+from phalanx.controller.host_activity import HostActivityTracker
 from phalanx.controller.step_result import StepResult
 from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.usage_accounting import UsageAccountant
@@ -81,9 +82,10 @@ class UsageRecorder:
         self._offset_ms = wall_ms - int(clock.boottime_s() * 1000)
         self._stored_ms = self._now_ms()
         resume_ledger(self._accountant, world, store, mark, self._stored_ms)
-        self._monitor = WasteMonitor(self._accountant)
+        self._hosts = HostActivityTracker(self._accountant.live_attempt)
+        self._monitor = WasteMonitor(self._accountant, self._hosts)
         self._monitor.apply((*world.queues.values(), *world.jobs.values()), (), self._stored_ms, stored=True)
-        self._reported_idle: tuple[IdleJob, ...] = ()  # as the controller knows them
+        self._reported_idle: tuple[tuple[IdleJob, ...], ...] = ((), ())  # as the controller knows them
         telemetry.sample_listeners.append(self._on_samples)
         telemetry.step_listeners.append(self._on_steps)
 
@@ -147,6 +149,10 @@ class UsageRecorder:
         """What is wasted now, from the newest look of the thread."""
         return self._monitor.now
 
+    def client_active(self, job_id: JobId) -> None:
+        """Note that a client has sent something to a job. Costs one append."""
+        self._inbox.append(partial(self._hosts.add_input, job_id, self._now_ms()))
+
     def spans(self, node_id: NodeId) -> list[tuple[int, UsageSpan]]:
         """The newest states of a node's devices, each with its device; empty if the node does not count."""
         with self._lock:
@@ -191,10 +197,10 @@ class UsageRecorder:
             now_ms = self._now_ms()
             self._catch_up(now_ms)
             idle = self._monitor.look(now_ms)
-        if idle is not None and idle.jobs != self._reported_idle:
+        if idle is not None and (idle.jobs, idle.quiet) != self._reported_idle:
             try:
                 self._submit([idle]).result(timeout=STOP_TIMEOUT_S)
-                self._reported_idle = idle.jobs
+                self._reported_idle = idle.jobs, idle.quiet
             except (PhalanxError, FutureTimeoutError) as error:
                 _log.warning("idle jobs are reported again at the next look: %s", error)
 
@@ -241,6 +247,7 @@ class UsageRecorder:
     def _add_samples(self, request: SamplesRequest, now_ms: int) -> None:
         self._accountant.add_samples(request, now_ms)
         self._attempt_uses.add_samples(request, now_ms)
+        self._hosts.add_samples(request, now_ms)
 
     def _on_steps(self, job_id: JobId, _steps: Sequence[TimedStep]) -> None:
         steps = self._telemetry.step_activity(job_id)  # as of now: the thread comes to it later

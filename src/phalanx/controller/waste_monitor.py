@@ -1,4 +1,4 @@
-"""Finds waste in the ledger of states, on its thread: alarms for people, and the jobs to which an idle policy of their queue applies.
+"""Finds waste in the ledger of states, on its thread: alarms for people, and jobs to which an idle policy of their queue or their own applies.
 
 Time is an argument, in Unix milliseconds. One look costs some microseconds for each device, so that it is taken every few seconds only.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+from phalanx.controller.host_activity import HostActivityTracker
 from phalanx.controller.usage_accounting import UsageAccountant
 from phalanx.core.accounting.state_ledger import Part
 from phalanx.core.accounting.usage_alarms import Seen, Spell, SpellTracker, WastedPart, WasteSighting
@@ -19,6 +20,7 @@ from phalanx.core.ids import JobId, NodeId, QueueId
 from phalanx.core.resources import MILLI_PER_DEVICE
 from phalanx.core.state.records import QUEUES, RecordKind
 from phalanx.core.state.reports import IdleJob, IdleJobsObserved
+from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue, alarm_after_s, idle_policy
 from phalanx.core.work.waste_terms import ALARM_AFTER_S, CRASHES_MIN, WasteKind
@@ -27,6 +29,10 @@ LOOK_EVERY_MS: Final = 5000  # an alarm begins at most so late, and 10 s for the
 _KIND_OF: Final[Mapping[UsageState, WasteKind]] = {
     UsageState(kind.value): kind for kind in WasteKind if kind is not WasteKind.CRASH_LOOP
 }
+
+
+# Of a job that runs: one that starts to compute, or will, uses its CPUs meanwhile.
+_NO_GPU_WORK: Final = (UsageState.IDLE, UsageState.UNOCCUPIED, UsageState.STARTING)
 
 
 class _Held(NamedTuple):
@@ -61,8 +67,10 @@ class WasteNow:
 class WasteMonitor:
     """See the module. `now` is replaced as a whole, so that other threads may read it."""
 
-    def __init__(self, accountant: UsageAccountant) -> None:
+    def __init__(self, accountant: UsageAccountant, hosts: HostActivityTracker) -> None:
         self.now = WasteNow()
+        self._hosts = hosts
+        self._limited: dict[JobId, int] = {}  # jobs with an idle limit of their own, and when they used a GPU last
         self._accountant = accountant
         self._queues: dict[QueueId, Queue] = {}
         self._failures: dict[JobId, _Failures] = {}
@@ -99,12 +107,20 @@ class WasteMonitor:
         self.now = WasteNow(now_ms, spells, dict(self._alarms.begun))
         idle = self._idle.update(self._idle_jobs(held), now_ms)
         jobs = (replace(one.newest, since_ms=one.since_ms, paused=one.seen_ms != now_ms) for one in idle)
-        return IdleJobsObserved(at_ms=now_ms, jobs=tuple(sorted(jobs, key=lambda one: one.job_id)))
+        self._hosts.prune()
+        return IdleJobsObserved(
+            at_ms=now_ms,
+            jobs=tuple(sorted(jobs, key=lambda one: one.job_id)),
+            quiet=tuple(self._quiet_jobs(held, now_ms)),
+        )
 
     def _put_job(self, job: Job, now_ms: int, *, stored: bool) -> None:
         if job.state.terminal:
             self._failures.pop(job.id, None)
+            self._limited.pop(job.id, None)
             return
+        if job.spec.idle_s is not None:
+            self._limited.setdefault(job.id, 0)
         failed = job.charged_restarts + job.user_retries
         known = self._failures.get(job.id)
         if known is None and not failed:
@@ -223,6 +239,19 @@ class WasteMonitor:
             state = max(policy.states, key=lambda kind: sum(one.part.state.state.value == kind for one in parts))
             idle = IdleJob(job_id=job_id, epoch=job.epoch, state=state, since_ms=since_ms)
             yield Seen((job_id, job.epoch), idle, (WastedPart(0, since_ms),), policy.after_s)
+
+    def _quiet_jobs(self, held: Mapping[JobId, list[_Held]], now_ms: int) -> Iterator[IdleJob]:
+        """The jobs with an idle limit of their own that use no GPU now, and since when they use no CPU and have no input."""
+        for job_id, busy_ms in list(self._limited.items()):
+            attempt = self._accountant.live_attempt(job_id)
+            if attempt is None or attempt.state is not AttemptState.RUNNING:
+                continue
+            if any(one.part.state.state not in _NO_GPU_WORK for one in held.get(job_id, ())):
+                self._limited[job_id] = now_ms
+                continue
+            since_ms = self._hosts.quiet_since_ms(attempt, now_ms)
+            if since_ms is not None:
+                yield IdleJob(job_id=job_id, epoch=attempt.epoch, state=WasteKind.IDLE, since_ms=max(since_ms, busy_ms))
 
 
 def _fault(node: Node | None) -> str:

@@ -321,6 +321,8 @@ async def fetch_exec_input(
             break
         await session.wait(min(left_s, 1.0))
         session = runtime.sessions.for_supervisor(session_name, _name_of(request))
+    if data or len(session.signals) > signals:
+        runtime.services.client_active(session.job_id)
     session.resized = False
     typed = ExecInput(data=data, closed=at_end, rows=session.rows, cols=session.cols, signals=session.signals[signals:])
     return Response(pack(typed), media_type="application/msgpack") if packed else json_response(typed)

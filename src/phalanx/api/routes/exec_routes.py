@@ -64,6 +64,7 @@ async def run_exec(websocket: WebSocket) -> None:
     session = runtime.sessions.open(
         user=caller.user, job_id=job_id, supervisor=supervisor, rows=body.rows, cols=body.cols
     )
+    services.client_active(job_id)
     try:
         services.mailboxes.post(
             supervisor,

@@ -30,10 +30,12 @@ def attach(job: str, rank: str | None, tail: int) -> int:
     head = connect()
     job_id = resolve_job(head, job)
     try:
-        attempts = head.job(job_id).attempts
+        found = head.job(job_id)
+        attempts = found.attempts
         check_rank(job_id, rank, attempts)
         tasks = sum(grant.tasks for grant in attempts[-1].grants) if attempts else None
         cursor = print_tail(head, job_id, rank=rank, tail=tail, tasks=tasks)
-        return follow_job(connect(FOLLOW_PATIENCE_S), job_id, rank=rank, cursor=cursor, tasks=tasks)
+        idles = found.job.idle_s is not None
+        return follow_job(connect(FOLLOW_PATIENCE_S), job_id, rank=rank, cursor=cursor, tasks=tasks, idles=idles)
     except KeyboardInterrupt:
         return detach_or_cancel(head, job_id)

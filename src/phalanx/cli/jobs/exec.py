@@ -17,7 +17,7 @@ from phalanx.cli.command_groups import split_options
 from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
 from phalanx.cli.jobs.job_lookup import resolve_job
-from phalanx.cli.terminal import terminal
+from phalanx.cli.terminal import strip_control, terminal
 from phalanx.core.errors import BadRequest, Unreachable
 
 if TYPE_CHECKING:
@@ -77,8 +77,13 @@ def run_command(job: str, argv: Sequence[str], *, node_rank: int, tty: bool) -> 
     """Run a command connected to this terminal; return its exit code."""
     head, screen = connect(), terminal()
     size = (screen.height, min(screen.width, _SIDE_MAX))
+    job_id = resolve_job(head, job)
+    if tty and head.job(job_id).job.idle_s is not None:
+        from phalanx.cli.jobs.idle_notices import print_idle_notices
+
+        print_idle_notices(job_id, _print_beside)
     with (
-        head.exec(resolve_job(head, job), argv, tty=tty, rows=size[0], cols=size[1], node_rank=node_rank) as session,
+        head.exec(job_id, argv, tty=tty, rows=size[0], cols=size[1], node_rank=node_rank) as session,
         _raw_terminal(tty),
         InputSender(session, tty=tty),
     ):
@@ -86,6 +91,12 @@ def run_command(job: str, argv: Sequence[str], *, node_rank: int, tty: bool) -> 
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
     return session.exit_code or 0
+
+
+def _print_beside(text: str) -> None:
+    """Print a line on a terminal in raw mode."""
+    sys.stderr.write(f"\r\n[phalanx] {strip_control(text)}\r\n")
+    sys.stderr.flush()
 
 
 class InputSender:

@@ -58,7 +58,9 @@ class StatusLine:
         print(self._screen.paint(strip_control(text), "dim"), file=sys.stderr, flush=True)
 
 
-def follow_job(head: Client, job_id: str, *, rank: str | None, cursor: str = "", tasks: int | None = None) -> int:
+def follow_job(
+    head: Client, job_id: str, *, rank: str | None, cursor: str = "", tasks: int | None = None, idles: bool = False
+) -> int:
     """Stream the output until the job ends; return its exit code. KeyboardInterrupt is left to the caller: see `leaving`.
 
     Args:
@@ -67,9 +69,14 @@ def follow_job(head: Client, job_id: str, *, rank: str | None, cursor: str = "",
         rank: "3", "all", or None for all, with a prefix only if there is more than one task.
         cursor: resume after this; "" is the start.
         tasks: number of tasks, if known.
+        idles: it has an idle limit, whose warnings are printed.
     """
     status = StatusLine()
     output = LogPrinter(prefix=rank == "all" or (rank is None and tasks != 1))
+    if idles:
+        from phalanx.cli.jobs.idle_notices import print_idle_notices
+
+        print_idle_notices(job_id, status.say)
     try:
         return _stream(head, job_id, rank=rank or "all", cursor=cursor, output=output, status=status)
     finally:  # also after an error or Ctrl-C

@@ -369,6 +369,9 @@ _OPTIONS: Final = (
         help="Port of a web program of the job, which a browser reaches at the head; repeatable.",
     ),
     click.option("-t", "--time", type=DURATION, metavar="TIME", help="Time limit: 90m, 2h, HH:MM:SS, D-HH:MM:SS."),
+    click.option(
+        "--idle", type=DURATION, metavar="TIME", help="Park it after so long without work and without a client: 1h."
+    ),
     click.option("--priority", type=int, metavar="N", help="Higher starts first."),
     click.option("-q", "--queue", metavar="QUEUE", help="Queue of the job."),
     click.option("-p", "--project", metavar="PROJECT", help="Project to charge."),

@@ -66,7 +66,13 @@ def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool
         from phalanx.cli.jobs.job_follower import follow_job
         from phalanx.core.work.launchers import known_task_count
 
-        return follow_job(connect(FOLLOW_PATIENCE_S), taken.id, rank=rank, tasks=known_task_count(wanted.spec.role))
+        return follow_job(
+            connect(FOLLOW_PATIENCE_S),
+            taken.id,
+            rank=rank,
+            tasks=known_task_count(wanted.spec.role),
+            idles=wanted.spec.idle_s is not None,
+        )
     except KeyboardInterrupt:
         from phalanx.cli.jobs.interrupt import detach_or_cancel
 

@@ -168,6 +168,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
         "after": ", ".join(job.unmet),
         "who": f"{job.user}, project {job.project}, queue {job.queue}, priority {job.priority}",
         "when": f"{_clock(job.submit_s)}{waited}{ran}{limit}",
+        "idle": "" if job.idle_s is None else f"parked after {format_duration(job.idle_s)} without work and input",
         "data": staging_text(job.staging),
         "shape": shape + (" (virtual devices)" if job.virtual else ""),
         "roles": "; ".join(_role(number, role) for number, role in enumerate(job.roles)),

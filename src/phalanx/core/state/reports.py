@@ -346,10 +346,16 @@ class IdleJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleJobsObserved:
-    """All jobs that are idle at `at_ms`, of queues with an idle policy; replaces the report before. `at_ms`: by the same clock."""
+    """All jobs that are idle at `at_ms`, of queues with an idle policy; replaces the report before.
+
+    Attributes:
+        at_ms: by the same clock.
+        quiet: of jobs with an idle limit of their own, those that use no GPU; since when they use no CPU and have no input either.
+    """
 
     at_ms: int
     jobs: tuple[IdleJob, ...]
+    quiet: tuple[IdleJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,6 +188,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         queue=_text(given, "queue"),
         priority=_number(given, "priority", low=-_PRIORITY_MAX, high=_PRIORITY_MAX) or 0,
         time_limit_s=_duration(given, "time", None),
+        idle_s=_duration(given, "idle", None),
         retry=_number(given, "retry", low=0, high=_RETRY_MAX) or 0,
         checkpoint=_checkpoint(given, workdir),
         warm=_flag(given, "warm"),
