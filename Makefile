@@ -29,7 +29,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools trace-tools ray s3-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools ray s3-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -207,6 +207,9 @@ modules-tools:
 	    apt-get -qq download $$one 2>/dev/null && dpkg -x $${one}_*.deb $$one && grep -rIlE '/usr/(share|lib)/|/etc/(environment-modules|lmod)' $$one \
 	      | xargs sed -i -E "s#/(usr/share/modules|usr/lib/[a-z0-9_-]*/(modulecmd|libtclenv)|etc/environment-modules|usr/share/lmod|usr/lib/lmod|etc/lmod)#$$PWD/$$one/\1#g"; done; \
 	else echo "Environment Modules and Lmod are not here, and only root on Debian could install them: what needs them is skipped." >&2; fi
+
+uv-tools:
+	@test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/pip install $(QUIET) uv==0.13.9; }
 
 # Tools for the tests of SSH to jobs. sshd is not started: sessions run their own.
 ssh-tools:

@@ -356,7 +356,7 @@ SHARDS: tuple[Shard, ...] = (
             "tests/scenario/test_history_recorder.py::test_two_days_are_rolled_up_and_old_values_are_dropped",
         ),
         sources=("cli", "client", "api", "app", "node"),
-        needs=("modules-tools",),
+        needs=("modules-tools", "uv-tools"),
     ),
     Shard(
         title="MPI, and the examples of other frameworks",

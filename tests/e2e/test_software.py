@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cluster import free_port
+from phalanx.node.files.folder_cache import FolderCache
 from tests.e2e.test_requirements import Shell
+from tests.wheels import wheel
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
 
+UV = Path("build/uv/bin/uv").absolute()
 SYSTEMS = {
     "environment-modules": Path("build/modules/environment-modules/usr/share/modules").absolute(),
     "lmod": Path("build/modules/lmod/usr/share/lmod/lmod").absolute(),
@@ -96,3 +99,45 @@ def test_conda_and_virtual_environments_run_the_ranks(phalanx, tmp_path):
     assert phalanx("run", *words, cwd=tmp_path).stdout == f"{venv}\n"
     typo = phalanx("run", "--conda", str(tmp_path / "envs" / "mll"), "--", "python", "main.py", cwd=tmp_path, code=1)
     assert "on this node; did you mean ml?" in typo.stderr
+
+
+@pytest.fixture
+def uv_project(phalanx, tmp_path, monkeypatch):
+    """A project of uv that is a package with its code in src, and locked to a wheel of its own."""
+    if not UV.exists():
+        pytest.skip("uv is not here: make uv-tools")
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    file = wheel(tmp_path, "pxlocked", body=f"# {tmp_path}", command="pxlocked-say")
+    (tmp_path / "src" / "mine").mkdir(parents=True)
+    (tmp_path / "src" / "mine" / "__init__.py").write_text("import pxlocked; VERSION = pxlocked.VERSION\n")
+    (tmp_path / "pyproject.toml").write_text(
+        f'[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.9"\ndependencies = ["pxlocked"]\n'
+        f'[tool.uv.sources]\npxlocked = {{path = "{file}"}}\n[build-system]\nrequires = ["uv_build"]\nbuild-backend = "uv_build"\n'
+    )
+    subprocess.run([UV, "lock", "--offline"], cwd=tmp_path, check=True, capture_output=True)
+    return ("-e", f"PATH={UV.parent}:{phalanx.env['PATH']}", "--uv", "uv.lock")
+
+
+def test_locked_project_is_installed_once_and_its_own_code_is_that_of_the_job(phalanx, uv_project, tmp_path):
+    code = "import mine, os; print(mine.VERSION, os.environ['VIRTUAL_ENV'])"
+    first = phalanx("run", *uv_project, "--", "python", "-c", code, cwd=tmp_path)
+    version, venv = first.stdout.split()
+    assert version == "1.0"
+    assert "uv.lock: its packages are installed once on each node" in first.stderr
+    assert FolderCache(os.path.dirname(os.path.dirname(venv))).complete(os.path.basename(venv))
+    (tmp_path / "src" / "mine" / "__init__.py").write_text("VERSION = 'edited'\n")
+    assert phalanx("run", *uv_project, "--copy", "--", "python", "-c", code, cwd=tmp_path).stdout == f"edited {venv}\n"
+    assert "already installed on this node" in phalanx.said(phalanx.last(tmp_path), tmp_path)
+    assert phalanx("run", *uv_project, "--", "pxlocked-say", cwd=tmp_path).stdout == "command of pxlocked\n"
+
+
+def test_lock_that_cannot_be_installed_ends_the_job_with_the_words_of_uv(phalanx, uv_project, tmp_path):
+    next(tmp_path.glob("*.whl")).unlink()
+    lock = tmp_path / "uv.lock"
+    lock.write_text(lock.read_text() + "# another environment\n")
+    done = phalanx("run", *uv_project, "--", "true", cwd=tmp_path, code=1)
+    assert "n0: uv.lock could not be installed: uv ended with code" in done.stderr
+    lock.write_text("nonsense")
+    done = phalanx("run", *uv_project, "--", "true", cwd=tmp_path, code=1)
+    assert "n0: uv.lock cannot be read" in done.stderr
+    assert "no such file" in phalanx("run", "--uv", "sub/uv.lock", "--", "true", cwd=tmp_path, code=78).stderr

@@ -11,6 +11,7 @@ from phalanx.cli.jobs.job_file import parse_job_file
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.software import Software, parse_software
+from phalanx.node.logic.requirements import InvalidRequirements, locked_sources
 from phalanx.node.logic.software import changes_between, modules_listed, with_changes
 from phalanx.node.prepare.software_main import main
 
@@ -52,6 +53,9 @@ def test_requirements_is_a_form_of_it_and_the_key_says_the_same():
         ({"venv": "b", "requirements": "r.txt"}, "cannot be combined"),
         ({"conda": "-p"}, "not a name"),
         ({"venv": " "}, "not a name"),
+        ({"venv": "b", "uv": "uv.lock"}, "venv and uv cannot be combined"),
+        ({"uv": "/p/uv.lock"}, "not a uv.lock in the working directory"),
+        ({"uv": "requirements.txt"}, "not a uv.lock"),
         ({"modules": ["a b"]}, "not a name"),
         ({"modules": ["a\a"]}, "not a name"),
         ({"modules": [["a"]]}, "not a name"),
@@ -75,6 +79,16 @@ def test_an_image_or_a_list_of_packages_excludes_it(other):
 def test_copys_own_list_of_packages_is_not_installed_into_an_environment_that_exists():
     assert of_job(software={"venv": "v"}, requirements="none").software.has_python
     assert not of_job(software={"modules": ["gcc"]}, requirements="r.txt").software.has_python
+
+
+def test_lock_file_tells_from_which_folders_it_installs():
+    text = '[[package]]\nname = "a"\nsource = {{ {0} = "." }}\n[[package]]\nname = "b"\nsource = {{ editable = "packages/b" }}\n'
+    text += '[[package]]\nname = "c"\nsource = {{ directory = "../c" }}\n[[package]]\nname = "d"\nsource = {{ registry = "x" }}\n'
+    assert locked_sources(text.format("editable")) == (("../c", "packages/b"), True)
+    assert locked_sources(text.format("virtual")) == (("../c", "packages/b"), False)
+    for nonsense in ("", "version = 1", "package = 3", "[[package]]\nname = 'a'\n", "]"):
+        with pytest.raises(InvalidRequirements, match="cannot be read"):
+            locked_sources(nonsense)
 
 
 # ---- what it changes

@@ -126,7 +126,7 @@ def submit_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:
         *_shape_notes(runtime, spec.role),
         *plan,
         *_elastic_and_topology_notes(runtime, spec),
-        *requirements_note(spec.requirements),
+        *requirements_note(spec.packages_file),
         *_data_notes(runtime, spec),
     ]
 

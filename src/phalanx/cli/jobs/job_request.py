@@ -21,7 +21,6 @@ from phalanx.cli.option_types import (
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.work.keys import KEY_KINDS, InvalidKey
 from phalanx.core.work.request import spec_from_mapping
-from phalanx.core.work.requirements import NO_REQUIREMENTS
 from phalanx.core.work.sbatch_scripts.het_components import ROLE_KEYS, slurm_settings
 from phalanx.core.work.secret import parse_secret_names
 from phalanx.core.work.spec import JobSpec
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _ADDED: Final = frozenset({"env", "secrets", "ports"})  # options that add to a key of the job file
-SOFTWARE_OPTIONS: Final = ("conda", "venv", "modules")  # forms of the key `software`
+SOFTWARE_OPTIONS: Final = ("conda", "venv", "uv", "modules")  # forms of the key `software`
 _AFTER_DASHES: Final = "phalanx.command"
 _FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
 
@@ -204,12 +203,11 @@ def check_local_files(spec: JobSpec) -> None:
     """
     if not os.path.isdir(spec.workdir):
         raise BadFile(f"{spec.workdir}: no such folder", hint="--workdir sets the folder in which the job runs")
-    if spec.requirements not in {"", NO_REQUIREMENTS} and not os.path.exists(
-        os.path.join(spec.workdir, spec.requirements)
-    ):
+    listed = spec.packages_file
+    if listed and not os.path.exists(os.path.join(spec.workdir, listed)):
         raise BadFile(
-            f"{spec.requirements}: no such file in {spec.workdir}",
-            hint="--requirements must name a file in that folder",
+            f"{listed}: no such file in {spec.workdir}",
+            hint=f"{'--uv' if spec.software.uv else '--requirements'} must name a file in that folder",
         )
     for word in _scripts(spec.role.argv):
         path = os.path.join(spec.workdir, os.path.expanduser(word))
@@ -390,6 +388,7 @@ _OPTIONS: Final = (
     ),
     click.option("--conda", metavar="NAME", help="Conda environment of the nodes to run in: its name or folder."),
     click.option("--venv", metavar="FOLDER", help="Virtual environment of the nodes to run in."),
+    click.option("--uv", metavar="FILE", help="uv.lock from which each node makes the environment once."),
     click.option("--modules", metavar="NAMES", help="Modules to load on each node: cuda/12,gcc."),
     click.option("--image", metavar="IMAGE", help="Container image to run in, with podman or apptainer."),
     click.option("-C", "--workdir", metavar="FOLDER", help="Working directory; default: the current one."),

@@ -10,7 +10,6 @@ from phalanx.cli.errors import warn
 from phalanx.cli.jobs.job_request import JobRequest, check_local_files
 from phalanx.core.errors import BadFile
 from phalanx.core.units import format_bytes
-from phalanx.core.work.requirements import NO_REQUIREMENTS
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -43,10 +42,9 @@ def _send_copy(head: Client, spec: JobSpec) -> dict[str, object]:
     try:
         for name in packed.skipped:
             warn(f"left out of the copy: {name}")
-        if spec.requirements not in {"", NO_REQUIREMENTS} and read_archive_member(packed, spec.requirements) is None:
-            raise BadFile(
-                f"{spec.requirements}: not in the copy of {spec.workdir}", hint="check whether a .gitignore excludes it"
-            )
+        listed = spec.packages_file
+        if listed and read_archive_member(packed, listed) is None:
+            raise BadFile(f"{listed}: not in the copy of {spec.workdir}", hint="check whether a .gitignore excludes it")
         if not head.has_blob(packed.sha256):
             head.upload(packed.file, packed.sha256, packed.bytes)
             warn(f"uploaded a copy of {spec.workdir}: {count(packed.files, 'file')}, {format_bytes(packed.bytes)}")

@@ -104,7 +104,7 @@ _SYNONYMS: Final = {
     "within": ("topology", "switches"),
     "preemptible": ("preemptable",),
     "requirements": ("packages", "pip", "requires"),
-    "software": ("conda", "module", "modules", "uv", "venv", "virtualenv"),
+    "software": ("conda", "module", "lockfile", "modules", "uv", "venv", "virtualenv"),
     "data": ("dataset", "datasets", "inputs", "file_mounts"),
     "plan": ("layout", "parallelism", "parallel"),
     "ready": ("readiness", "readiness_probe", "health"),

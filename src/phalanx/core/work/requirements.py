@@ -8,6 +8,7 @@ from phalanx.core.errors import BadRequest
 
 NO_REQUIREMENTS: Final = "none"  # the value that means "install nothing"
 PROJECT_FILE: Final = "pyproject.toml"
+LOCK_FILE: Final = "uv.lock"
 _PATH_MAX: Final = 1024  # characters; Linux' own limit of a path is 4096
 
 
@@ -27,6 +28,21 @@ def parse_requirements(value: object) -> str:
         raise BadRequest(
             f"requirements: {text[:80]!r} is neither a requirements file nor a project file",
             hint=f"name a requirements*.txt or a {PROJECT_FILE}",
+        )
+    return path
+
+
+def parse_lock_file(value: object) -> str:
+    """The lock file of a uv project in the working directory.
+
+    Raises:
+        BadRequest: it lies elsewhere, or has another name.
+    """
+    path = _inside(value.strip()) if isinstance(value, str) else ""
+    if path.rpartition("/")[2] != LOCK_FILE or not path.isprintable() or len(path) > _PATH_MAX:
+        raise BadRequest(
+            f"software: uv: {str(value)[:80]!r} is not a {LOCK_FILE} in the working directory",
+            hint=f"write uv: {LOCK_FILE}, or uv: folder/{LOCK_FILE}",
         )
     return path
 

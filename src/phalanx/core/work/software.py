@@ -8,36 +8,43 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.nearest_match import suggestion
-from phalanx.core.work.requirements import NO_REQUIREMENTS, parse_requirements
+from phalanx.core.work.requirements import NO_REQUIREMENTS, parse_lock_file, parse_requirements
 
 MODULES_MAX: Final = 64
 _TEXT_MAX: Final = 1024  # characters; Linux' own limit of a path is 4096
-_FORMS: Final = ("conda", "modules", "venv", "requirements")
-_PYTHONS: Final = ("conda", "venv", "requirements")  # each brings a Python of its own
+_FORMS: Final = ("conda", "modules", "venv", "uv", "requirements")
+_PYTHONS: Final = ("conda", "venv", "uv", "requirements")  # each brings a Python of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """An environment that exists on the nodes. Modules may stand beside a conda or a virtual environment, which is then activated after them.
+    """The environment of a job on its nodes. Modules may stand beside one of the others, which is then activated after them.
 
     Attributes:
         conda: name or folder of a conda environment; "" for none.
         modules: as `module load` names them, in order.
         venv: folder of a virtual environment; "" for none. A relative folder is in the working directory.
+        uv: lock file of a uv project in the working directory, from which each node makes the environment once; "" for none.
     """
 
     conda: str = ""
     modules: tuple[str, ...] = ()
     venv: str = ""
+    uv: str = ""
 
     @property
     def has_python(self) -> bool:
         """Whether it brings a Python of its own, in which nothing else is installed."""
-        return bool(self.conda or self.venv)
+        return bool(self.conda or self.venv or self.uv)
+
+    @property
+    def exists(self) -> bool:
+        """Whether a part of it must exist on the nodes already."""
+        return bool(self.conda or self.modules or self.venv)
 
     def __bool__(self) -> bool:
-        """Whether there is anything to look for."""
-        return bool(self.conda or self.modules or self.venv)
+        """Whether the job names anything."""
+        return self != NO_SOFTWARE
 
 
 NO_SOFTWARE: Final = Software()
@@ -62,6 +69,7 @@ def parse_software(value: object) -> tuple[Software, str]:
         conda=_one(given, "conda"),
         modules=tuple(_word("modules", name) for name in _listed(given.get("modules", ()))),
         venv=_one(given, "venv"),
+        uv=parse_lock_file(given["uv"]) if "uv" in given else "",
     )
     if len(found.modules) > MODULES_MAX:
         raise BadRequest(f"software: {len(found.modules)} modules; at most {MODULES_MAX} are allowed")

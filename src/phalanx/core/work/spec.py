@@ -183,6 +183,11 @@ class JobSpec:
         return self.role.others[grant.role - 1] if grant.role else self.role
 
     @property
+    def packages_file(self) -> str:
+        """The file of the working directory from which its nodes install packages, as far as the job itself names one; "" for none."""
+        return self.software.uv or ("" if self.requirements == NO_REQUIREMENTS else self.requirements)
+
+    @property
     def has_long_preparation(self) -> bool:
         """Whether its nodes may need long to prepare: they run a setup, install packages, pull an image, or stage data."""
         # A copy may contain its own list.

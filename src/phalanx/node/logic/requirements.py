@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.requirements import PROJECT_FILE
+from phalanx.core.work.requirements import LOCK_FILE, PROJECT_FILE
 
 REQUIREMENTS_FILE: Final = "requirements.txt"
 VENVS_BYTES_MAX: Final = 50 << 30  # seven environments with their own torch and CUDA, 7 GB each
@@ -138,6 +138,24 @@ def project_dependencies(text: str) -> tuple[str, ...]:
     if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
         raise BadRequest(f"{PROJECT_FILE}: dependencies must be a list of strings")
     return tuple(named)
+
+
+def locked_sources(text: str) -> tuple[tuple[str, ...], bool]:
+    """Return the folders, relative to its own, from which a uv.lock installs, and whether its project itself is a package.
+
+    Raises:
+        InvalidRequirements: it is not a lock file of uv.
+    """
+    import tomllib  # as above
+
+    try:
+        packages = tomllib.loads(text)["package"]
+        sources = [one["source"] for one in packages]
+        project = any(source.get("editable") == "." for source in sources)
+        folders = {source.get("directory") or source.get("editable") or "." for source in sources}
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRequirements(f"{LOCK_FILE} cannot be read: {type(error).__name__}: {error}") from None
+    return tuple(sorted(str(folder) for folder in folders - {"."})), project
 
 
 def environment_name(python: PythonInterpreter, wanted: RequirementsList, contents: Sequence[tuple[str, str]]) -> str:

@@ -476,7 +476,7 @@ def _bring_image(member: MemberRuntime, services: NodeServices) -> None:
 
 def _bring_software(member: MemberRuntime, services: NodeServices) -> None:
     """Look for the environment that the job names, before anything is installed or started in it."""
-    if not member.prepare.spec.software:
+    if not member.prepare.spec.software.exists:
         return
     _open(member, services)
     view = replace(services.node_view(member), secrets={})  # a module's errors are written to files

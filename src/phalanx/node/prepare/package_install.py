@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from phalanx.core.work.requirements import NO_REQUIREMENTS
 from phalanx.node.files.cache_folder import make_cache
 from phalanx.node.files.folder_cache import FolderCache
 from phalanx.node.files.job_accounts import acting_as, open_for_writing
@@ -31,10 +30,10 @@ _NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)?")  # a folder in the c
 
 
 def file_of(member: MemberRuntime) -> str:
-    """The requirements file in the working directory; "" for none. An uploaded directory may provide one, unless the job specifies another."""
+    """The requirements or lock file in the working directory; "" for none. An uploaded directory may provide one, unless the job specifies another."""
     spec = member.prepare.spec
-    if spec.requirements:
-        return "" if spec.requirements == NO_REQUIREMENTS else spec.requirements
+    if spec.packages_file or spec.requirements:
+        return spec.packages_file
     if not spec.upload or spec.image or spec.software.has_python:
         return ""
     return default_requirements_file(lambda name: _bytes(os.path.join(member.workdir, name)))
@@ -81,6 +80,11 @@ def bring(
             taken = not name or _take(member, FolderCache(cache), name)
         if not taken:
             raise PreparationFailed(f"{file}: its packages were removed right after their installation", charge=False)
+    with acting_as(member.account):
+        source = read_answer(answer).get("source")
+    if source and isinstance(source, str):
+        parts = filter(None, (source, variables.get("PYTHONPATH")))
+        member.software = {**member.software, "PYTHONPATH": os.pathsep.join(parts)}
 
 
 def _take(member: MemberRuntime, venvs: FolderCache, name: str) -> bool:

@@ -1,7 +1,7 @@
 """Installs a job's packages into a virtual environment of this node: `python -I -m phalanx.node.prepare.package_install_main ORDER`.
 
 Started by `requirements` inside the member's containment, so it is frozen, stopped and killed with it. Its output goes to the job's log, its
-result into the answer file: {"name": environment} or {"why": text, "charge": bool}. ORDER is JSON: file, workdir, cache, argv, answer.
+result into the answer file: {"name": environment, "source": folder for PYTHONPATH or ""} or {"why": text, "charge": bool}. ORDER is JSON: file, workdir, cache, argv, answer.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.work.requirements import LOCK_FILE, PROJECT_FILE
 from phalanx.durable_files import replace_file
 from phalanx.node.files.folder_cache import FolderCache
 from phalanx.node.logic.requirements import (
@@ -27,6 +28,7 @@ from phalanx.node.logic.requirements import (
     activated,
     environment_name,
     error_summary,
+    locked_sources,
     python_candidates,
     read_requirements,
 )
@@ -48,6 +50,8 @@ print(json.dumps({
 }))
 """
 
+_PYTHON_OF_UV: Final = PythonInterpreter(path="", version="", abi="", platform="", parents=(), scripts="")
+
 
 class _MissingPrerequisite(Exception):
     """This node lacks a prerequisite that the job may expect; another node may have it."""
@@ -59,7 +63,8 @@ def main(arguments: Sequence[str]) -> int:
         order: dict[str, Any] = json.load(file)
     answer: dict[str, object]
     try:
-        answer = {"name": _install(order)}
+        locked = os.path.basename(order["file"]) == LOCK_FILE
+        answer = _install_lock(order) if locked else {"name": _install(order)}
     except (InvalidRequirements, BadRequest) as error:
         answer = {"why": str(error), "charge": True}
     except _MissingPrerequisite as error:
@@ -81,7 +86,49 @@ def _install(order: dict[str, Any]) -> str:
     python = _ask_python(python_candidates(order["argv"]), workdir)
     contents = [(path, _digest(os.path.join(workdir, path), path, file)) for path in wanted.local_paths]
     name = environment_name(python, wanted, contents)
-    venvs = FolderCache(order["cache"])
+    return _provide(order, name, lambda venvs: _make(venvs, name, python, wanted, order))
+
+
+def _install_lock(order: dict[str, Any]) -> dict[str, object]:
+    """The answer for the environment of a uv project. Its own code is not in it, since that lies in the working directory and changes with each job."""
+    file, workdir = order["file"], order["workdir"]
+    folder = os.path.join(workdir, os.path.dirname(file))
+    texts = {name: _read(os.path.join(folder, name)) for name in (LOCK_FILE, PROJECT_FILE, ".python-version")}
+    for name in (LOCK_FILE, PROJECT_FILE):
+        if texts[name] is None:
+            raise InvalidRequirements(f"{os.path.join(os.path.dirname(file), name)}: no such file in {workdir}")
+    folders, is_package = locked_sources(texts[LOCK_FILE] or "")
+    uv = shutil.which("uv") or shutil.which("uv", path=os.path.expanduser("~/.local/bin"))
+    if uv is None:
+        raise _MissingPrerequisite(f"{file}: uv is not on this node; searched PATH and ~/.local/bin")
+    # Not the project's own .venv, which --system leaves out. Without an interpreter `uv sync` may fetch one, as its settings allow.
+    asked = [uv, "python", "find", "--system", "--project", folder]
+    found = subprocess.run(asked, capture_output=True, text=True, errors="replace", check=False, cwd=folder).stdout
+    python = _ask_python([found.strip()], workdir) if found.strip() else _PYTHON_OF_UV
+    wanted = RequirementsList(
+        source_lines=(LOCK_FILE, *(text or "" for text in texts.values())), installer_lines=(), local_paths=folders
+    )
+    contents = [(path, _digest(os.path.join(folder, path), path, file)) for path in folders]
+    name = environment_name(python, wanted, contents)
+
+    def sync(venvs: FolderCache) -> None:
+        began_s = time.monotonic()
+        variables = {**os.environ, "UV_PROJECT_ENVIRONMENT": venvs.clear(name)}
+        command = [uv, "sync", "--frozen", "--no-editable", "--no-install-project", "--project", folder]
+        command += ["--python", python.path] if python.path else []
+        _print(f"{file}: installing with uv, as {name[:12]}")
+        error = f"{file} could not be installed"
+        _call(command, error, InvalidRequirements, variables=variables, cwd=folder)
+        _finish(venvs, name, file, began_s)
+
+    source = os.path.join(folder, "src")
+    on_path = source if is_package and os.path.isdir(source) else ""
+    return {"name": _provide(order, name, sync), "source": on_path}
+
+
+def _provide(order: dict[str, Any], name: str, make: Callable[[FolderCache], None]) -> str:
+    """Make the environment unless it is there, or wait for another job that makes it; returns its name."""
+    file, venvs = order["file"], FolderCache(order["cache"])
     in_use = venvs.acquire(name)  # from here on no sweep of another job removes it
     try:
         if venvs.complete(name):
@@ -89,12 +136,12 @@ def _install(order: dict[str, Any]) -> str:
             return name
         with venvs.creation_lock(name, wait=False) as mine:
             if mine:
-                _make(venvs, name, python, wanted, order)
+                make(venvs)
                 return name
         _print(f"{file}: another job is installing the same packages; waiting for it")
         with venvs.creation_lock(name, wait=True):
             if not venvs.complete(name):  # the other job failed or was stopped
-                _make(venvs, name, python, wanted, order)
+                make(venvs)
         return name
     finally:
         os.close(in_use)
@@ -117,8 +164,12 @@ def _make(
     error = f"{order['file']} could not be installed"
     _call([*tool[1], "-r", listing], error, InvalidRequirements, variables=variables, cwd=order["workdir"])
     _copy_commands(path, python)
+    _finish(venvs, name, order["file"], began_s)
+
+
+def _finish(venvs: FolderCache, name: str, file: str, began_s: float) -> None:
     venvs.mark_complete(name)
-    _print(f"{order['file']}: installed in {time.monotonic() - began_s:.1f} s")
+    _print(f"{file}: installed in {time.monotonic() - began_s:.1f} s")
     for gone in venvs.sweep():
         _print(f"removed the packages {gone[:12]}: least recently used, or incomplete")
 
