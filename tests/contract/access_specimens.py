@@ -340,6 +340,8 @@ SPECIMENS = {
     "GET /v1/history/nodes": plain("/v1/history/nodes"),
     "GET /v1/fleet": plain("/v1/fleet"),
     "GET /v1/fleet/events": plain("/v1/fleet/events"),
+    # Only a session of a browser is led to a program; a caller with a token is told how else to reach it.
+    "GET /j/{address:path}": lambda case: Ask(f"/j/{case.job('running')}/8888/", ok=(409,)),
     "GET /jobs": plain("/jobs"),
     "GET /jobs/{job_id}": lambda case: Ask(f"/jobs/{case.job('running')}"),
     "GET /services": plain("/services"),

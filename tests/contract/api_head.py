@@ -4,6 +4,7 @@
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
 import hashlib
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import msgspec
 
 from phalanx.api.app import build_app
 from phalanx.api.http.server import ApiServer
-from phalanx.api.services import ApiLimits, HeadServices
+from phalanx.api.services import ApiLimits, HeadServices, ProgramListener
 from phalanx.app.secret_key_file import SecretKeyFile
 from phalanx.app.state_folder import StateFolder
 from phalanx.controller.controller import Controller
@@ -88,6 +89,7 @@ class ApiHead:
     storage_key: str = "k"
     notifier: object = None
     ahead_s: float = 0.0
+    programs: str | None = None  # serves pages of web programs; the domain of their names, or "" for none
     shows_states: bool = False  # of GPUs on the page of the fleet, by the ledger of states
 
     def __post_init__(self):
@@ -120,7 +122,14 @@ class ApiHead:
         self.driver.start()
         if not controller.world.table(USERS):
             self._people()
+        self.sockets = [] if self.programs is None else [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        ports = [one.getsockname()[1] for one in self.sockets]
+        listener = None
+        if self.programs is not None:
+            url = f"http://127.0.0.1:{ports[0]}"
+            listener = ProgramListener(port=ports[1], names=self.programs, head_ports={"http": ports[0]}, head_url=url)
         self.parts = HeadServices(
+            programs=listener,
             offer=lambda _, text: NodeTemplate(text=text, devices=(), cpus=1, memory_bytes=1),
             controller=self.driver,
             store=self.store,
@@ -173,7 +182,7 @@ class ApiHead:
     def served(self, **options):
         """A real server on loopback: its URL."""
         server = ApiServer(self.app, host="127.0.0.1", **{"port": 0, **options})
-        thread = threading.Thread(target=server.run, daemon=True)
+        thread = threading.Thread(target=server.run, args=[self.sockets or None], daemon=True)
         thread.start()
         while not server.started:
             assert thread.is_alive()

@@ -34,6 +34,7 @@ EXEMPT = {
     "phalanx.node.processes.cgroup_delegation": "the kernel's files, which hold nothing over a restart",
     "phalanx.node.processes.cgroups": "the same",
     "phalanx.wire.rank": "the lease page, written by supervisors into memory",
+    "phalanx.wire.stream_relay": "pipes and sockets of a relay, which run beside the ranks of a job",
 }
 WRITES = {
     "os": {

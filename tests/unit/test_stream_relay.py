@@ -3,7 +3,7 @@
 import socket
 import struct
 
-from phalanx.client.stream_relay import DATA, WINDOW_BYTES, StreamRelay
+from phalanx.wire.stream_relay import DATA, WINDOW_BYTES, StreamRelay
 
 
 def test_frame_larger_than_a_window_ends_the_channel_before_its_bytes_are_collected():

@@ -20,7 +20,8 @@ from phalanx.api.nodes import (
 )
 from phalanx.api.pages import audit as audit_pages
 from phalanx.api.pages import login as login_pages
-from phalanx.api.pages import pages, planning, provider_sign_in, service_pages, settings, sign_in, use
+from phalanx.api.pages import pages, planning, programs, provider_sign_in, service_pages, settings, sign_in, use
+from phalanx.api.programs.program_app import ProgramApp, ProgramMiddleware
 from phalanx.api.routes import (
     audit,
     blobs,
@@ -111,6 +112,7 @@ _RESOURCES = (
     service_pages,
     settings,
     use,
+    programs,
     provider_sign_in,
     sign_in,
     sign_in_settings,
@@ -136,6 +138,9 @@ def build_app(head: HeadServices) -> FastAPI:
     app.router.on_startup.append(app.state.runtime.start)
     add_error_handlers(app)
     app.add_middleware(SecurityMiddleware, hosts_allowed=head.hosts_allowed)
+    if head.programs is not None:
+        programs_app = ProgramApp(app.state.runtime, head.programs, head.hosts_allowed)
+        app.add_middleware(ProgramMiddleware, programs=programs_app)
     if head.leader_status is not None:
         app.add_middleware(
             LeaderOnlyMiddleware, status=head.leader_status

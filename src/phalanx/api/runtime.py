@@ -18,6 +18,7 @@ from starlette.requests import HTTPConnection
 
 from phalanx.api.auth.audited_call import CURRENT_CALL
 from phalanx.api.auth.authenticator import Authenticator
+from phalanx.api.auth.program_access import ProgramAccess
 from phalanx.api.auth.provider_sign_in import ProviderSignIn
 from phalanx.api.auth.secret_seal import SecretSeal
 from phalanx.api.live.channel_sender import ChannelSender
@@ -86,6 +87,7 @@ class ApiRuntime:
         self.provider_sign_in = ProviderSignIn(services, run_in_thread, self._answer_of)
         self.secret_seal = SecretSeal(services.secret_keys)
         self.secrets_lock = asyncio.Lock()  # no secret is set while all are encrypted again
+        self.program_access = ProgramAccess(services.clock)
         self.sessions = ExecSessionRegistry(services.limits)
         self.websockets: set[asyncio.Task[None]] = set()
         self.supervisors = SupervisorRegistry(services.store)

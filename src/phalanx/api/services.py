@@ -272,6 +272,7 @@ class ApiLimits:
         recheck_s: how late a change that no API route made (a plan, a report of an engine) reaches a follower.
         streams_open: open event streams of all callers together; one user gets `per_user_share` of them.
         exec_sessions: open sessions, likewise.
+        program_connections: open connections to web programs of jobs, likewise. Each may hold 1 MiB of one that its browser does not read.
         exec_buffer_bytes: bytes of one session on their way in one direction.
         plan_stop_lease_s: lease that a planned stop grants; it waits `plan_stop_wait_s` for renewals, three intervals of a small fleet.
     """
@@ -289,6 +290,7 @@ class ApiLimits:
     recheck_s: float = 0.25
     streams_open: int = 1000
     exec_sessions: int = 200
+    program_connections: int = 400
     exec_buffer_bytes: int = MIB
     plan_stop_lease_s: float = 600.0
     plan_stop_wait_s: float = 5.0
@@ -306,6 +308,22 @@ class JobTracing:
     exporter: JobSpanExporter
     read_position: Callable[[], int | None]
     write_position: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramListener:
+    """Where pages of web programs of jobs lie: never at the origin of the dashboard.
+
+    Attributes:
+        port: on which the head serves them, on each of its addresses.
+        names: each program has a host name of its own directly below this one; "" if all are at the head's own name.
+        head_ports: the ports of the API, by scheme. `head_url`: one of its addresses.
+    """
+
+    port: int
+    names: str = ""
+    head_ports: Mapping[str, int]
+    head_url: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,6 +354,7 @@ class HeadServices:
         tracing: exports traces of ended jobs; None if this head exports none.
         identity: signs people in at the provider of the settings; None if this head cannot.
         secret_keys: encrypt the secrets of jobs.
+        programs: where pages of web programs lie; None if this head serves none.
         offer: returns what a node has, given the name of a provider and its text; raises BadRequest. None without providers.
     """
 
@@ -372,5 +391,6 @@ class HeadServices:
     tracing: JobTracing | None = None
     identity: IdentityProvider | None = None
     secret_keys: SecretKeys
+    programs: ProgramListener | None = None
     hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
     limits: ApiLimits = field(default_factory=ApiLimits)

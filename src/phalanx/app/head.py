@@ -112,7 +112,7 @@ def _run(options: HeadOptions) -> None:
         StandbyHead(options).run(lambda resources: Head(options, resources))
         return
     options.state_folder.remove("store")
-    listeners = bind_listeners(options.port, options.listen)
+    listeners = bind_listeners(options.port, options.listen, options.programs_port, options.programs_host)
     options.state_folder.write_lock_holder(options.lock, {"pid": os.getpid(), "url": listeners.loopback_url})
     records, history = options.state_folder.path_of("phalanx.db"), options.state_folder.path_of("history.db")
     resources = single_head_resources(
@@ -204,7 +204,7 @@ class Head:
             self._bootstrap()
             self._admit_peer_heads()
             self._mark_missing_nodes_down(found)
-            self._server.run(sockets=[self._socket])
+            self._server.run(sockets=[self._socket, *self._resources.listeners.programs[:1]])
         finally:
             self._shut_down()
 
@@ -213,10 +213,14 @@ class Head:
         return os.path.join(self._resources.files_root, name)
 
     def _api_server(self, settings: ControllerSettings) -> ApiServer:
-        listen = self._listen
-        tls, welcome = None, None
+        listen, listeners = self._listen, self._resources.listeners
+        tls, welcome, programs_tls = None, None, None
         if listen is not None and self._outer is not None:
-            tls, welcome = self._join_service(self._outer, listen, self._ca())
+            authority = self._ca()
+            tls, welcome = self._join_service(self._outer, listen, authority)
+            if len(listeners.programs) > 1:
+                outer, below = listeners.programs[1], listeners.programs_host
+                programs_tls = with_tls(outer, authority, listen, stem="programs", below=below)
         app = build_app(
             HeadServices(
                 controller=self._driver,
@@ -248,7 +252,8 @@ class Head:
                 on_stop=self._stop_soon,
                 before_long_leases=self._remember_long_leases,
                 join_service=welcome,
-                hosts_allowed=self._resources.listeners.hosts,
+                hosts_allowed=listeners.hosts,
+                programs=listeners.program_listener,
                 audit_key=self._audit_key,
                 audit_checkpoints=self._anchors,
                 token_lifetime_max_s=self._options.token_life_max_s,
@@ -258,7 +263,7 @@ class Head:
             )
         )
         app.router.on_startup.append(self._on_ready)
-        return ApiServer(app, tls=tls)
+        return ApiServer(app, tls=tls, programs_tls=programs_tls)
 
     def _tracing(self) -> JobTracing | None:
         """Return where traces of jobs go; None without a collector."""

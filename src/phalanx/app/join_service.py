@@ -65,7 +65,7 @@ def parse_listen(text: str, port: int) -> ListenAddress:
     return ListenAddress(host=host, port=int(tail) if tail else port)
 
 
-def bind_socket(address: ListenAddress) -> socket.socket:
+def bind_socket(address: ListenAddress, *, listens: bool = True) -> socket.socket:
     """Bind the listening socket, before anything else happens.
 
     Raises:
@@ -78,7 +78,8 @@ def bind_socket(address: ListenAddress) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(bound)
-            listener.listen(1024)
+            if listens:
+                listener.listen(1024)
         except OSError:
             listener.close()
             raise
@@ -119,9 +120,17 @@ def _bind_error(where: ListenAddress, error: OSError | UnicodeError) -> Conflict
             return Conflict(f"{option}: {error.strerror or error}", hint=f"use an address and a free port; {own}")
 
 
-def with_tls(listener: socket.socket, authority: CertificateAuthority, address: ListenAddress) -> TlsSocket:
-    """Return the socket with a new certificate for its address."""
-    certificate, key = authority.write("head", authority.sign(certificate_names(address.host, socket.gethostname())))
+def with_tls(
+    listener: socket.socket,
+    authority: CertificateAuthority,
+    address: ListenAddress,
+    *,
+    stem: str = "head",
+    below: str = "",
+) -> TlsSocket:
+    """Return the socket with a new certificate for its address, and for all names directly below `below`."""
+    names = [*certificate_names(address.host, socket.gethostname()), *([f"*.{below}"] if below else [])]
+    certificate, key = authority.write(stem, authority.sign(names))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(certificate, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -20,11 +21,15 @@ from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.extras import parse_offers
+from phalanx.core.work.web_ports import PORT_MAX
 from phalanx.engines.registry import DEFAULT_ENGINE, engine_type, selectable_engines
 from phalanx.ports.engine import EngineType, HeadSetup, LocalNode
 from phalanx.providers.tracing.otlp_exporter import check_endpoint
 
 PORT_DEFAULT: Final = 7600
+ANY_PORT: Final = 0
+_HOST: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_HOST_CHARS_MAX: Final = 180  # of 253, with the name of a program before it
 REVIVE_AFTER_S: Final = (
     20.0  # pause before a dead local node is started again; long enough to see the job continue without it
 )
@@ -39,6 +44,8 @@ class HeadOptions:
         store: the database that several heads share; empty for a file of this head. `previous_store`: as stored in this folder.
         nodes: nodes of this machine, which the engine brings up.
         otlp: the URL to which traces of jobs are posted; empty for none.
+        programs_port: on which pages of web programs of jobs are served; ANY_PORT for one that is free, None for no such pages.
+        programs_host: each program has a host name directly below this one; empty if all are at the head's own name.
         secrets_key: the file with the keys that encrypt secrets; empty for one of this head alone.
         shared_files: the directory that these heads share for files of jobs; empty if each head uses its own folder.
     """
@@ -62,6 +69,8 @@ class HeadOptions:
     shared_files: str = ""
     otlp: str = ""
     secrets_key: str = ""
+    programs_port: int | None = ANY_PORT
+    programs_host: str = ""
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -101,6 +110,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--secrets-key", default=None, metavar="FILE", help="keys that encrypt secrets; off: a file of this head"
     )
+    parser.add_argument(
+        "--programs-port", default=None, help="port for pages of web programs of jobs; off: none; any: a free one"
+    )
+    parser.add_argument(
+        "--programs-host", default=None, help="web programs have host names of their own below this one; off: none"
+    )
     add_store_arguments(parser)
     add_scheduler_arguments(parser)
     return parser.parse_args(argv)
@@ -126,6 +141,8 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
     otlp_endpoint = "" if otlp == "off" else check_endpoint(otlp)
     key_file = given.secrets_key if given.secrets_key is not None else before.get("secrets_key") or "off"
     key_file = key_file if key_file == "off" else os.path.abspath(key_file)
+    programs_port = given.programs_port if given.programs_port is not None else before.get("programs_port") or "any"
+    programs_host = given.programs_host if given.programs_host is not None else before.get("programs_host") or "off"
     scheduling = scheduler_settings(given, before.get("scheduling"))
     policy = build_policy(scheduling)
     store = store_options(given, home, before)
@@ -160,6 +177,8 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
         "files": store.files,
         "otlp": otlp,
         "secrets_key": key_file,
+        "programs_port": programs_port,
+        "programs_host": programs_host,
     }
     return HeadOptions(
         state_folder=home,
@@ -179,9 +198,40 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
         previous_store=store.previous_address,
         shared_files=store.files,
         otlp=otlp_endpoint,
+        programs_port=_programs_port(programs_port),
+        programs_host=_programs_host(programs_host),
         secrets_key=given_key_file("" if key_file == "off" else key_file),
         token_life_max_s=None if life == "off" else parse_duration_s(life, what="--token-life-max"),
     )
+
+
+def _programs_port(text: str) -> int | None:
+    """Parse `--programs-port`.
+
+    Raises:
+        BadRequest: it is not a port.
+    """
+    if text in ("any", "off"):
+        return ANY_PORT if text == "any" else None
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= PORT_MAX):
+        raise BadRequest(f"--programs-port {text}: not a port", hint="--programs-port 7700, any or off")
+    return int(text)
+
+
+def _programs_host(text: str) -> str:
+    """Parse `--programs-host`.
+
+    Raises:
+        BadRequest: it is not a host name.
+    """
+    if text == "off":
+        return ""
+    if len(text) > _HOST_CHARS_MAX or not _HOST.fullmatch(text):
+        raise BadRequest(
+            f"--programs-host {text}: not a host name",
+            hint="name a domain whose names all lead to this head, as in --programs-host apps.example.org",
+        )
+    return text
 
 
 def _local_nodes(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from phalanx import __version__
+from phalanx.api.services import ProgramListener
 from phalanx.app.join_service import ListenAddress, StoredJoinSalt, bind_socket
 from phalanx.app.leader_elector import LeaderElector
 from phalanx.app.state_folder import StateFolder
@@ -19,16 +20,24 @@ from phalanx.ports.engine import Engine
 from phalanx.ports.history import HistoryStore
 from phalanx.ports.store import Store
 
+_PROGRAMS_DISTANCE: Final = 100  # from 7600 to 7700: heads on one machine often have neighbouring ports
+_PORTS: Final = 1 << 16
+_TRIES: Final = 5
 LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """The sockets on which a head listens. `external` and `listen` are None if it listens only on loopback."""
+    """The sockets on which a head listens. `external` and `listen` are None if it listens only on loopback.
+
+    `programs`: for pages of web programs of jobs, in the order of the other two; empty if it serves none.
+    """
 
     loopback: socket.socket
     external: socket.socket | None = None
     listen: ListenAddress | None = None
+    programs: tuple[socket.socket, ...] = ()
+    programs_host: str = ""
 
     @property
     def loopback_url(self) -> str:
@@ -39,6 +48,17 @@ class Listeners:
     def url(self) -> str:
         """The URL for other heads, supervisors and clients."""
         return self.loopback_url if self.listen is None else self.listen.url
+
+    @property
+    def program_listener(self) -> ProgramListener | None:
+        """Where pages of web programs lie."""
+        if not self.programs:
+            return None
+        ports = {"http": int(self.loopback.getsockname()[1])}
+        if self.listen is not None:
+            ports["https"] = self.listen.port
+        port = int(self.programs[0].getsockname()[1])
+        return ProgramListener(port=port, names=self.programs_host, head_ports=ports, head_url=self.url)
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -75,17 +95,46 @@ class HeadResources:
     output_elsewhere: str = ""
 
 
-def bind_listeners(port: int, listen: ListenAddress | None) -> Listeners:
+def bind_listeners(
+    port: int, listen: ListenAddress | None, programs_port: int | None = None, programs_host: str = ""
+) -> Listeners:
     """Bind all sockets, before anything else happens, so that a second head changes nothing.
 
     Raises:
         Conflict: a port is in use, or an address is not of this machine.
     """
     inner = _loopback(port)
-    if listen is None:
-        return Listeners(loopback=inner)
-    outer = bind_socket(listen)
-    return Listeners(loopback=inner, external=outer, listen=replace(listen, port=outer.getsockname()[1]))
+    outer = None if listen is None else bind_socket(listen)
+    bound = None if listen is None or outer is None else replace(listen, port=outer.getsockname()[1])
+    programs: tuple[socket.socket, ...] = ()
+    if programs_port is not None:
+        programs = _bind_programs(programs_port, int(inner.getsockname()[1]), bound)
+    return Listeners(loopback=inner, external=outer, listen=bound, programs=programs, programs_host=programs_host)
+
+
+def _bind_programs(wanted: int, port: int, listen: ListenAddress | None) -> tuple[socket.socket, ...]:
+    """Bind one port on all addresses of the head; without a wish that of the head and a distance, or any free one. They do not listen yet.
+
+    Raises:
+        Conflict: the wanted port is in use.
+    """
+    tried = [wanted] if wanted else [port + _PROGRAMS_DISTANCE] * (port + _PROGRAMS_DISTANCE < _PORTS) + [0] * _TRIES
+    for number in tried:
+        try:
+            inner = _loopback(number, listens=False, option="--programs-port")
+        except Conflict:
+            if number == tried[-1]:
+                raise
+            continue
+        if listen is None:
+            return (inner,)
+        try:
+            return inner, bind_socket(replace(listen, port=int(inner.getsockname()[1])), listens=False)
+        except Conflict:
+            inner.close()
+            if wanted:
+                raise
+    raise Conflict("no port is free for pages of web programs", hint="phalanx up --programs-port PORT, or off")
 
 
 def single_head_resources(
@@ -103,7 +152,7 @@ def single_head_resources(
     )
 
 
-def _loopback(port: int) -> socket.socket:
+def _loopback(port: int, *, listens: bool = True, option: str = "--port") -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -111,9 +160,10 @@ def _loopback(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise Conflict(
-            f"port {port} on 127.0.0.1: {error.strerror}", hint="choose another port: phalanx up --port PORT"
+            f"port {port} on 127.0.0.1: {error.strerror}", hint=f"choose another port: phalanx up {option} PORT"
         ) from error
-    listener.listen(1024)
+    if listens:
+        listener.listen(1024)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.set_inheritable(False)
     return listener

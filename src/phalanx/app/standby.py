@@ -86,7 +86,7 @@ class StandbyHead:
         self._head_id = secrets.token_hex(8)
         # A standby must not write head.json any more once this head leads.
         self._head_file_lock = threading.Lock()
-        self._listeners = bind_listeners(options.port, options.listen)
+        self._listeners = bind_listeners(options.port, options.listen, options.programs_port, options.programs_host)
         options.state_folder.write_lock_holder(options.lock, {"pid": os.getpid(), "url": self._listeners.loopback_url})
         self._election = self._open_election()
         self._share_secrets()

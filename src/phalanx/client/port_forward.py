@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from phalanx.client import stream_relay
 from phalanx.core.errors import BadRequest, Conflict, PhalanxError, TryLater, Unreachable
+from phalanx.wire import stream_relay
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -25,10 +25,6 @@ _PIECE_BYTES: Final = 1 << 18
 _AGAIN_S: Final = 0.5
 _GIVE_UP_S: Final = 120.0  # a head restarts in seconds; its nodes register again within a lease
 _GREETING_BYTES_MAX: Final = 4096
-_RELAY: Final = (
-    'p=$(command -v python3 || command -v python) || { echo "the job has no Python, which the relay of ports needs"; exit 127; }; '
-    'exec "$p" -S -E -c "$1"'
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +129,7 @@ class PortForward:
             self._session.close()
 
     def _run_session(self, on_ready: Callable[[], None]) -> None:
-        with open(stream_relay.__file__, encoding="utf-8") as file:
-            argv = ["/bin/sh", "-c", _RELAY, "phalanx", file.read()]
-        with self._client.exec(self._job_id, argv, node_rank=self._node_rank) as session:
+        with self._client.exec(self._job_id, stream_relay.relay_command(), node_rank=self._node_rank) as session:
             first = _await_greeting(session, self._job_id)
             self._session = session
             here, there = socket.socketpair()

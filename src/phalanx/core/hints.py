@@ -98,6 +98,7 @@ class HintCode(enum.Enum):
     LIST_USERS = "list-users", "list the users"
     ADD_USER = "add-user", "add the user first"
     MAKE_ADMIN = "make-admin", "make another user admin first"
+    FORWARD_PORT = "forward-port", "forward port {port} of job {job} to your machine"
     LIST_SECRETS = "list-secrets", "list the secrets"
     SET_SECRET = "set-secret", "set secret {secret} of project {project}"
     RESET_SECRET = "reset-secret", "set secret {secret} again"

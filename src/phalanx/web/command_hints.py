@@ -88,6 +88,7 @@ RENDERINGS: Final[Mapping[HintCode, str]] = {
     HintCode.LIST_USERS: "phalanx users lists them",
     HintCode.ADD_USER: "add the user first: phalanx users add",
     HintCode.MAKE_ADMIN: "make another user admin first: phalanx users set NAME --role admin",
+    HintCode.FORWARD_PORT: "phalanx port-forward {job} {port}",
     HintCode.LIST_SECRETS: "phalanx secrets lists them",
     HintCode.SET_SECRET: "phalanx secrets set {secret} --project {project}",
     HintCode.RESET_SECRET: "phalanx secrets set {secret}",

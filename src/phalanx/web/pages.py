@@ -18,7 +18,7 @@ from phalanx.web.document import RIGHTS, Viewer, document
 from phalanx.web.html import Html, element, facts, join, link, page_path, table
 from phalanx.wire.api.cell_states import HELD_STATES, CellState
 from phalanx.wire.api.fleet import FleetFrame
-from phalanx.wire.api.jobs import JobDetail, JobView, JobWasteView
+from phalanx.wire.api.jobs import JobDetail, JobView, JobWasteView, WebPortView
 from phalanx.wire.api.nodes import DeviceView, NodeView, node_state
 from phalanx.wire.api.queues import QueueView
 
@@ -143,6 +143,7 @@ def job_page(
             ("Command", element("code", job.command) if job.command else ""),
             ("Folder", element("code", job.workdir) if job.workdir else ""),
             ("Output", element("code", job.output_dir) if job.output_dir else ""),
+            ("Web pages", [_web_port(one) for one in job.web_ports]),
             ("Labels", ", ".join(f"{key}={value}" for key, value in sorted(job.labels.items()))),
             ("Time limit", "" if job.time_limit_s is None else format_duration(job.time_limit_s)),
             ("Restarts", str(job.restarts) if job.restarts else ""),
@@ -164,6 +165,12 @@ def job_page(
     tips = [element("li", element("code", option_text(one)), f": {one.change}. {one.measured}.") for one in advice]
     shown_advice = element("div", element("h2", "Advice"), element("ul", tips), id="advice") if tips else None
     return document("job", f"Job {job.id} {job.name}", shown_live, shown_advice, output, viewer=viewer)
+
+
+def _web_port(port: WebPortView) -> Html:
+    """Return a link to pages of the job, in a window of their own, which cannot reach this one."""
+    shown = f"{port.name} ({port.port})" if port.name else f"port {port.port}"
+    return join(element("a", shown, href=port.path, target="_blank", rel="noopener noreferrer"), " ")
 
 
 def queues_page(queues: Sequence[QueueView], viewer: Viewer) -> Html:

@@ -121,11 +121,18 @@ class Authenticator:
         """
         session = self.browser_sessions.find(secret)
         try:
-            caller = self.caller_of_digest(session.token_sha256)
+            return self.caller_of_session(session), session
         except NotSignedIn:
             self.browser_sessions.close(secret)
             raise
-        return replace(caller, session=session.key), session
+
+    def caller_of_session(self, session: BrowserSession) -> Caller:
+        """Return the caller of an open session.
+
+        Raises:
+            NotSignedIn: its token is no longer valid.
+        """
+        return replace(self.caller_of_digest(session.token_sha256), session=session.key)
 
     def refresh(self, caller: Caller, action: Action) -> Caller:
         """Return the caller with its current permissions; called while a stream or session is open. Derived tokens do not change.

@@ -1,4 +1,4 @@
-"""The cookies of a browser: of its session, and of a sign-in at the provider that it has begun.
+"""The cookies of a browser: of its session, of a sign-in at the provider that it has begun, and of a web program at a host name of its own.
 
 Browsers send a cookie to every port of a host, so its name contains the port: the dashboards of two heads on one machine, or behind two
 forwarded ports, do not replace each other's. Over TLS the prefix `__Host-` makes browsers refuse the cookie from any other host.
@@ -6,6 +6,7 @@ forwarded ports, do not replace each other's. Over TLS the prefix `__Host-` make
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from starlette.requests import HTTPConnection
@@ -15,13 +16,31 @@ from phalanx.api.auth.browser_sessions import SESSION_LIFETIME_S
 from phalanx.api.auth.sign_in_attempts import ATTEMPT_LIFETIME_S
 
 CSRF_HEADER: Final = "x-phalanx-csrf"
-_SESSION, _ATTEMPT = "session", "sign-in"
+_SESSION, _ATTEMPT, _PROGRAM = "session", "sign-in", "program"
+_OWN: Final = re.compile(r"(?:__Host-)?phalanx-.*", re.DOTALL)
 _TLS: Final = frozenset({"https", "wss"})
 
 
 def session_secret(connection: HTTPConnection) -> str | None:
     """Return the secret in the session's cookie; None without one, or with several, as another port of this host can plant one."""
     return _value(connection, _SESSION)
+
+
+def session_secrets(connection: HTTPConnection) -> set[str]:
+    """Return the secrets of all sessions of this host, whatever the port of their head."""
+    pairs = (part.strip().partition("=") for one in connection.headers.getlist("cookie") for part in one.split(";"))
+    found = _prefix(connection) + f"phalanx-{_SESSION}-"
+    return {value for name, _, value in pairs if name.startswith(found)}
+
+
+def is_own_cookie(name: str) -> bool:
+    """Return whether a cookie is one of a head, which no program of a job may read or set."""
+    return _OWN.fullmatch(name) is not None
+
+
+def program_value(connection: HTTPConnection) -> str | None:
+    """Return the value of the cookie of a web program; None likewise."""
+    return _value(connection, _PROGRAM)
 
 
 def attempt_value(connection: HTTPConnection) -> str | None:
@@ -50,6 +69,11 @@ def clear_session_cookie(response: Response, connection: HTTPConnection) -> None
     _set(response, connection, _SESSION, "", 0)
 
 
+def set_program_cookie(response: Response, connection: HTTPConnection, value: str) -> None:
+    """Make the browser keep the value for the web program whose host name this is."""
+    _set(response, connection, _PROGRAM, value, int(SESSION_LIFETIME_S))
+
+
 def set_attempt_cookie(response: Response, connection: HTTPConnection, value: str) -> None:
     """Make the browser keep the value of its attempt, as above."""
     _set(response, connection, _ATTEMPT, value, int(ATTEMPT_LIFETIME_S))
@@ -76,9 +100,12 @@ def _encrypted(connection: HTTPConnection) -> bool:
     return connection.scope["scheme"] in _TLS
 
 
+def _prefix(connection: HTTPConnection) -> str:
+    return "__Host-" if _encrypted(connection) else ""
+
+
 def _name(connection: HTTPConnection, kind: str) -> str:
     """Return the cookie's name, with the port that the browser uses."""
     encrypted = _encrypted(connection)
     port = connection.headers.get("host", "").rpartition(":")[2]
-    prefix = "__Host-" if encrypted else ""
-    return f"{prefix}phalanx-{kind}-{port if port.isdecimal() else 443 if encrypted else 80}"
+    return f"{_prefix(connection)}phalanx-{kind}-{port if port.isdecimal() else 443 if encrypted else 80}"

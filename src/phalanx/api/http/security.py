@@ -4,8 +4,8 @@ Host and Origin are checked because a browser on the user's machine can reach lo
 sends its own name in Host, and a script of any page sends the page's Origin. Requests without Origin (images, links, forms of old
 browsers) name the kind of their source in Sec-Fetch-Site. None of these requests can carry a token: it is read from a header only. The
 cookie of a browser's session is sent with requests of the head's own pages only (SameSite), and opens a change only together with a header
-that no other site can set. So the content type of a body need not be checked. One page may be opened from elsewhere: that to which the sign-in
-provider leads browsers back. It reads no cookie and has no effect.
+that no other site can set. So the content type of a body need not be checked. Two pages may be opened from elsewhere: that to which the
+sign-in provider leads browsers back, and that which asks whether to open a web program of a job. They have no effect.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 from typing import Final
 from urllib.parse import urlsplit
 
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from phalanx.api.http.errors import RequestHeadTooLarge, error_response, internal_error_response
@@ -29,13 +30,15 @@ _REQUEST_LINE_BYTES: Final = len("  HTTP/1.1\r\n\r\n")  # with the empty line th
 _HEADER_BYTES: Final = len(": \r\n")
 _STARTS: Final = frozenset({"http.response.start", "websocket.http.response.start"})
 _HTTP_SCHEMES: Final = {"ws": "http", "wss": "https"}
-_SECURITY: Final = (
+SECURITY_HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"referrer-policy", b"no-referrer"),
 )
+PROGRAMS_PATH: Final = "/j/"
+Headers = tuple[tuple[bytes, bytes], ...]
 _log: Final = logging.getLogger("phalanx.api")
 
 
@@ -45,10 +48,21 @@ class SecurityMiddleware:
     Args:
         app: the wrapped app.
         hosts_allowed: names (without port) that a Host header may carry. Any port is accepted, as it may be forwarded.
+        names_below: names directly below this one are accepted too; "" for none.
+        entry: people may follow links of other sites to pages whose path begins so; these pages have no effect then (`is_foreign`).
+        headers: added to responses that lack them.
     """
 
-    def __init__(self, app: ASGIApp, hosts_allowed: frozenset[str]) -> None:
-        self._app = app
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts_allowed: frozenset[str],
+        *,
+        names_below: str = "",
+        entry: str = PROGRAMS_PATH,
+        headers: Headers = SECURITY_HEADERS,
+    ) -> None:
+        self._app, self._names_below, self._entry, self._headers = app, names_below.lower(), entry, headers
         self._hosts = frozenset(host.lower() for host in hosts_allowed)
         self._accepted: set[tuple[str, bytes, bytes]] = set()  # scheme, Host and Origin
 
@@ -63,7 +77,7 @@ class SecurityMiddleware:
         method = scope.get("method", "WEBSOCKET")
         refusal = self._refusal(scope)
         if refusal is not None:
-            await error_response(refusal)(scope, receive, with_security_headers(send))
+            await error_response(refusal)(scope, receive, with_security_headers(send, self._headers))
             return
         started = disconnected = False
 
@@ -71,7 +85,7 @@ class SecurityMiddleware:
             nonlocal started, disconnected
             if not started:
                 started = True
-                _add_security_headers(message)
+                _add_security_headers(message, self._headers)
             try:
                 await send(message)
             except Exception:
@@ -89,7 +103,16 @@ class SecurityMiddleware:
             _log.exception("%s %r failed", method, scope["path"])  # a path may contain line breaks
             if started:
                 raise  # the server then cuts the response off
-            await internal_error_response()(scope, receive, with_security_headers(send))
+            await internal_error_response()(scope, receive, with_security_headers(send, self._headers))
+
+    def _is_allowed(self, name: str) -> bool:
+        return name in self._hosts or (self._names_below != "" and name.partition(".")[2] == self._names_below)
+
+    def _may_be_opened_from_elsewhere(self, scope: Scope) -> bool:
+        if scope.get("method") != "GET":
+            return False
+        followed = {(b"sec-fetch-mode", b"navigate"), (b"sec-fetch-dest", b"document")} <= set(scope["headers"])
+        return scope["path"] == RETURN_PATH or (followed and scope["path"].startswith(self._entry))
 
     def _refusal(self, scope: Scope) -> PhalanxError | None:
         host = origin = site = b""
@@ -117,14 +140,14 @@ class SecurityMiddleware:
             return RequestHeadTooLarge(
                 "the request line and headers are over 64 KiB", hint="send fewer or shorter headers"
             )
-        if site not in _OWN_SITES and not (scope["path"] == RETURN_PATH and scope.get("method") == "GET"):
+        if site not in _OWN_SITES and not self._may_be_opened_from_elsewhere(scope):
             return NotPermitted("pages of other sites may not call this head")
         if tokens > 1:
             return BadRequest(f"the request has {tokens} Authorization headers", hint="send one")
         key = (scheme, host, origin)
         if hosts == 1 and key in self._accepted:
             return None
-        if hosts != 1 or host_name(host) not in self._hosts:
+        if hosts != 1 or not self._is_allowed(host_name(host)):
             return NotPermitted(
                 f"host {host.decode('latin-1')!r} is not this head", hint=Hint(HintCode.USE_PRINTED_URL)
             )
@@ -137,18 +160,23 @@ class SecurityMiddleware:
         return None
 
 
-def _add_security_headers(message: Message) -> None:
+def is_foreign(connection: HTTPConnection) -> bool:
+    """Whether a page of another site, or of another port of this host, made a browser send this."""
+    return connection.headers.get("sec-fetch-site", "").encode("latin-1") not in _OWN_SITES
+
+
+def _add_security_headers(message: Message, added: Headers) -> None:
     if message["type"] in _STARTS:
         headers = list(message.get("headers", ()))
         present = {name for name, _ in headers}
-        message["headers"] = [*headers, *(pair for pair in _SECURITY if pair[0] not in present)]
+        message["headers"] = [*headers, *(pair for pair in added if pair[0] not in present)]
 
 
-def with_security_headers(send: Send) -> Send:
+def with_security_headers(send: Send, added: Headers = SECURITY_HEADERS) -> Send:
     """Return a `send` that adds the security headers to a response made by this middleware."""
 
     async def send_secured(message: Message) -> None:
-        _add_security_headers(message)
+        _add_security_headers(message, added)
         await send(message)
 
     return send_secured

@@ -32,6 +32,7 @@ from phalanx.core.errors import Conflict, PhalanxError
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.work.job import JobState
 
+_BACKLOG: Final = 1024
 LAST_BYTES_S: Final = (
     0.05  # for the last bytes to be sent; uvicorn checks after 0.1 s whether all connections are closed
 )
@@ -46,24 +47,27 @@ class TlsSocket:
 
 
 class HeadServer(uvicorn.Server):
-    """Serves an app on the given loopback sockets, and by TLS on one more."""
+    """Serves an app on the given loopback sockets, and by TLS on one or two more."""
 
-    def __init__(self, app: ASGIApp, *, tls: TlsSocket | None = None, **options: Any) -> None:
+    def __init__(
+        self, app: ASGIApp, *, tls: TlsSocket | None = None, programs_tls: TlsSocket | None = None, **options: Any
+    ) -> None:
         super().__init__(server_config(app, **options))
-        self._tls = tls
-        self._tls_listener: TlsSniffingListener | None = None
+        self._tls = [one for one in (tls, programs_tls) if one is not None]
+        self._tls_listeners: list[TlsSniffingListener] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening. Sockets off loopback are refused without TLS, whatever the options."""
         _require_loopback(sockets, self.config)
         await super().startup(sockets)
-        if self._tls is not None:
-            self._tls_listener = TlsSniffingListener(self._tls.socket, self._tls.context, self._protocol)
+        for one in self._tls:
+            one.socket.listen(_BACKLOG)
+            self._tls_listeners.append(TlsSniffingListener(one.socket, one.context, self._protocol))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and close idle connections at once."""
-        if self._tls_listener is not None:
-            self._tls_listener.close()
+        for listener in self._tls_listeners:
+            listener.close()
         open_ones = [one for one in self.server_state.connections if isinstance(one, ReadTimeoutProtocol)]
         idle = [one for one in open_ones if one.is_idle()]
         asyncio.get_running_loop().call_later(LAST_BYTES_S, _hang_up, idle)
@@ -107,8 +111,10 @@ def _require_loopback(sockets: list[socket.socket] | None, config: uvicorn.Confi
 class ApiServer(HeadServer):
     """Serves the API."""
 
-    def __init__(self, app: FastAPI, *, tls: TlsSocket | None = None, **options: Any) -> None:
-        super().__init__(app, tls=tls, **options)
+    def __init__(
+        self, app: FastAPI, *, tls: TlsSocket | None = None, programs_tls: TlsSocket | None = None, **options: Any
+    ) -> None:
+        super().__init__(app, tls=tls, programs_tls=programs_tls, **options)
         self._runtime = runtime_of_app(app)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

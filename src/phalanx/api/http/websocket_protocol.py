@@ -11,6 +11,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 PING_INTERVAL_S: Final = 20.0  # proxies close connections that are idle for 60 s
 PONG_TIMEOUT_S: Final = 20.0
 MESSAGE_BYTES_MAX: Final = 1 << 20  # the same as for a JSON body
+MESSAGE_LIMIT_SETTER: Final = "set_message_bytes_max"
 _log: Final = logging.getLogger("phalanx.api.websocket")
 _log.setLevel(logging.WARNING)  # uvicorn logs the path with its query at INFO
 
@@ -22,6 +23,15 @@ class HeadWebSocketProtocol(WebSocketsSansIOProtocol):
         super().__init__(*given, **options)
         self.logger = self.conn.logger = _log
         self.conn.debug = False  # it would log all headers, the token too
+
+    def handle_connect(self, event: Any) -> None:
+        """Start the app, which may raise the limit of messages once it has authorised the caller."""
+        super().handle_connect(event)
+        if self.handshake_initiated and not self.handshake_complete:
+            self.scope["state"][MESSAGE_LIMIT_SETTER] = self._set_message_bytes_max
+
+    def _set_message_bytes_max(self, size: int) -> None:
+        self.conn.max_message_size = size
 
     def data_received(self, data: bytes) -> None:
         """Handle the bytes; also send the library's own refusal of a handshake, such as of too many headers, which uvicorn does not."""

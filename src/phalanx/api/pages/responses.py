@@ -7,7 +7,7 @@ import re
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 
 from phalanx.api.auth.browser_sessions import BrowserSession
@@ -16,7 +16,7 @@ from phalanx.api.http.bodies import read_open_body
 from phalanx.api.http.security import same_origin
 from phalanx.api.runtime import caller_of, runtime_of
 from phalanx.core.access.caller import Caller, may
-from phalanx.core.errors import BadRequest, NotSignedIn, PhalanxError
+from phalanx.core.errors import BadRequest, NotFound, NotSignedIn, PhalanxError
 from phalanx.core.work.users import Action
 from phalanx.web.assets import load_assets
 from phalanx.web.document import CONTENT_SECURITY_POLICY, Viewer, error_document, sign_in_document
@@ -29,9 +29,10 @@ _HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "vary": "accept-encoding, cookie",
 }
+_FOR_EVER: Final = "public, max-age=31536000, immutable"
 _FORM_BYTES: Final = 16 << 10
 _COMPRESSED_FROM: Final = 1000  # bytes; below it costs more than it saves
-_OWN_PATH: Final = re.compile(r"/(?:[A-Za-z0-9_.~%+@:-]+(?:/[A-Za-z0-9_.~%+@:-]+)*)?")
+_OWN_PATH: Final = re.compile(r"/(?:[A-Za-z0-9_.~%+@:-]+(?:/[A-Za-z0-9_.~%+@:-]+)*/?)?")
 
 
 def page_response(request: Request, page: str, status: int = 200) -> Response:
@@ -42,6 +43,24 @@ def page_response(request: Request, page: str, status: int = 200) -> Response:
         body = gzip.compress(body, 5, mtime=0)
         headers["content-encoding"] = "gzip"
     return Response(body, status, headers, "text/html")
+
+
+def asset_response(connection: HTTPConnection, version: str, name: str) -> Response:
+    """Return a file that pages load.
+
+    Raises:
+        NotFound: there is none, or the page is of another version of the head.
+    """
+    assets = load_assets()
+    asset = assets.by_name.get(name)
+    if asset is None or version != assets.version:
+        raise NotFound("no such file; the page is of another version of the head", hint="load the page again")
+    headers = {"cache-control": _FOR_EVER, "etag": asset.etag, "vary": "accept-encoding"}
+    if asset.etag in connection.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    if "gzip" in connection.headers.get("accept-encoding", ""):
+        return Response(asset.compressed, 200, {**headers, "content-encoding": "gzip"}, asset.media_type)
+    return Response(asset.body, 200, headers, asset.media_type)
 
 
 def sign_in_page(request: Request, error: PhalanxError | None = None, *, next_path: str = "/") -> Response:

@@ -5,8 +5,6 @@ A link is used up by its first request. It carries a code, never a token, and no
 
 from __future__ import annotations
 
-from typing import Final
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,15 +14,12 @@ from phalanx.api.auth.browser_sessions import CODE_LIFETIME_S
 from phalanx.api.auth.session_cookie import clear_session_cookie, session_secret
 from phalanx.api.http.bodies import json_response
 from phalanx.api.http.routing import ASSET_PATH, MediaType, RouteTable
-from phalanx.api.pages.responses import error_page, open_session, read_form, see_other, sign_in_page
+from phalanx.api.pages.responses import asset_response, error_page, open_session, read_form, see_other, sign_in_page
 from phalanx.api.runtime import caller_of, runtime_of
 from phalanx.core.access.caller import Caller
-from phalanx.core.errors import NotFound, NotPermitted, NotSignedIn
+from phalanx.core.errors import NotPermitted, NotSignedIn
 from phalanx.core.work.users import Action
-from phalanx.web.assets import load_assets
 from phalanx.wire.api.head import DashboardLink
-
-_FOR_EVER: Final = "public, max-age=31536000, immutable"
 
 routes = RouteTable()
 
@@ -89,16 +84,7 @@ async def sign_out(request: Request) -> Response:
 @routes.get(ASSET_PATH, Action.VIEW, reply=MediaType.ASSET, open_to_all=True)
 async def show_asset(request: Request, version: str, name: str) -> Response:
     """Return a file that pages load. Its path changes with its content, so that browsers may keep it for ever."""
-    assets = load_assets()
-    asset = assets.by_name.get(name)
-    if asset is None or version != assets.version:
-        raise NotFound("no such file; the page is of another version of the head", hint="load the page again")
-    headers = {"cache-control": _FOR_EVER, "etag": asset.etag, "vary": "accept-encoding"}
-    if asset.etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    if "gzip" in request.headers.get("accept-encoding", ""):
-        return Response(asset.compressed, 200, {**headers, "content-encoding": "gzip"}, asset.media_type)
-    return Response(asset.body, 200, headers, asset.media_type)
+    return asset_response(request, version, name)
 
 
 async def _signed_in(request: Request, caller: Caller, next_path: str) -> Response:

@@ -11,16 +11,13 @@ from phalanx.api.auth.authenticator import authorize_job, reauthorize
 from phalanx.api.http.errors import SlowBody
 from phalanx.api.http.routing import RouteTable
 from phalanx.api.live.exec_relay import ExecRelay, check_terminal_size, decode_frame
-from phalanx.api.runtime import ApiRuntime, caller_of, reauthorize_caller, runtime_of
-from phalanx.controller.leases import UnknownSupervisor
-from phalanx.core.errors import BadRequest, Conflict, TryLater
-from phalanx.core.hints import Hint, HintCode
-from phalanx.core.ids import JobId, NodeId
+from phalanx.api.live.exec_start import running_attempt, start_exec
+from phalanx.api.runtime import caller_of, reauthorize_caller, runtime_of
+from phalanx.core.errors import BadRequest
+from phalanx.core.ids import JobId
 from phalanx.core.units import format_duration
-from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.users import Action
 from phalanx.wire.api.execs import ExecBody
-from phalanx.wire.supervisor import OpenExec
 
 _ARGV_MAX: Final = 1000
 
@@ -44,57 +41,18 @@ async def run_exec(websocket: WebSocket) -> None:
             f"exec: invalid command of {len(body.argv)} words", hint=f"use 1 to {_ARGV_MAX} words without NUL bytes"
         )
     check_terminal_size(body.rows, body.cols)
-    attempt = next(iter(services.store.attempts(job_id)[-1:]), None)
-    if attempt is None or attempt.state is not AttemptState.RUNNING:
-        now = job.state if attempt is None else f"{job.state}, its attempt {attempt.state}"
-        raise Conflict(f"job {job_id} is {now}; exec needs a running job", hint=Hint(HintCode.SHOW_JOB, job=job_id))
-    grants = attempt.allocation.grants
-    if not 0 <= body.node_rank < len(grants):
-        raise BadRequest(
-            f"node rank {body.node_rank}: job {job_id} has {len(grants)} nodes", hint="node ranks start at 0"
-        )
-    node_id = grants[body.node_rank].node_id
+    attempt = running_attempt(services, job, body.node_rank, needed_by="exec")
+    node_id = attempt.allocation.grants[body.node_rank].node_id
     # Only the first word: the others may contain secrets.
     await runtime.record_call(f"job {job_id} of {job.user} node {node_id} runs {body.argv[0][:80]!r}")
     # Permissions may have changed again while the note was written.
     still = reauthorize(runtime.authenticator, services.store, caller, Action.CHANGE_OWN, job_id)
     still()
-    supervisor = services.controller.supervisor_of(node_id, job_id, attempt.epoch)
-    _check_registered(runtime, supervisor)
-    session = runtime.sessions.open(
-        user=caller.user, job_id=job_id, supervisor=supervisor, rows=body.rows, cols=body.cols
-    )
-    services.client_active(job_id)
+    session = start_exec(runtime, caller.user, attempt, body)
     try:
-        services.mailboxes.post(
-            supervisor,
-            OpenExec(
-                session=session.name,
-                job_id=job_id,
-                epoch=attempt.epoch,
-                argv=body.argv,
-                tty=body.tty,
-                rows=body.rows,
-                cols=body.cols,
-            ),
-        )
         await ExecRelay(runtime, websocket, session, still).run()
     finally:
         runtime.sessions.remove(session)
-
-
-def _check_registered(runtime: ApiRuntime, supervisor: NodeId) -> None:
-    """Check that the supervisor would get the command: after a restart of the head it gets only what comes after its registration.
-
-    Raises:
-        TryLater: it has not registered with this head yet.
-    """
-    try:
-        runtime.supervisors.require(supervisor)
-    except UnknownSupervisor as error:
-        raise TryLater(
-            f"node {supervisor} has not registered since the head started", hint="try again in a few seconds"
-        ) from error
 
 
 async def _read_body(websocket: WebSocket, limit_s: float) -> ExecBody:

@@ -121,6 +121,16 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
     help="File with the keys that encrypt secrets, the same on all heads of a database; off: one of this head.",
 )
 @click.option(
+    "--programs-port",
+    metavar="PORT",
+    help="Port for pages of web programs of jobs (docs/sessions.md); any: a free one; off: none.  [the port + 100]",
+)
+@click.option(
+    "--programs-host",
+    metavar="NAME",
+    help="Domain whose names all lead to this head: each web program has a name of its own below it; off: none.",
+)
+@click.option(
     "--policy",
     metavar="NAME",
     help="Scheduling policy: default, fifo, skip, backfill, las, fair, makespan or MODULE:CLASS.",

@@ -95,7 +95,7 @@ def _shown(head: Client, job_id: str, *, whole_history: bool) -> ListView:
         return array_view(detail.job)
     usage = head.job_usage(job_id) if detail.attempts and not detail.archived else None
     value = _Job(
-        job=detail.job,
+        job=_with_urls(head, detail.job),
         attempts=detail.attempts,
         history=_read_job_history(head, job_id),
         usage=None if usage is None else usage.summary,
@@ -111,6 +111,13 @@ def _shown(head: Client, job_id: str, *, whole_history: bool) -> ListView:
         if detail.archived
         else _next(detail.job, has_files=_has_files(head, detail.job)),
     )
+
+
+def _with_urls(head: Client, job: JobView) -> JobView:
+    """Fill in where pages of the job are for whoever reaches the head by the caller's URL."""
+    url = head.transport.url()
+    ports = [msgspec.structs.replace(one, url=url + one.path) for one in job.web_ports]
+    return msgspec.structs.replace(job, web_ports=ports) if ports else job
 
 
 def _read_job_history(head: Client, job_id: str) -> list[HistoryLine]:
@@ -182,7 +189,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
         "speeds": ", ".join(job.speeds),
         "folder": job.workdir,
         "outputs": job.output_dir,
-        "ports": ", ".join(f"{one.name} {one.port}".strip() for one in job.web_ports),
+        "ports": "  ".join(f"{one.name} {one.url}".strip() for one in job.web_ports),
         "labels": " ".join(f"{name}={value}" for name, value in job.labels.items()),
     }
     return [

@@ -63,11 +63,12 @@ class JobWasteView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebPortView(msgspec.Struct, frozen=True, kw_only=True):
-    """A port on which a program of the job serves web pages. `path`: its pages at the head."""
+    """A port on which a program of the job serves web pages. `path`: its pages at the head; `url`: the same, filled in by the command line."""
 
     port: int
     path: str
     name: str = ""
+    url: str = ""
 
 
 class StagingView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Many TCP connections over one channel of bytes: used by the client, and sent to a job's node as text, where it connects to ports there.
+"""Many TCP connections over one channel of bytes: used by the client and the head, and sent to a job's node as text, where it connects to ports there.
 
 A frame is the number of its stream (4 bytes), its kind (1), a value (4, all big endian), and for DATA so many bytes. Each side may have
 `WINDOW_BYTES` of a stream on their way that the other has not passed on, so that a slow connection delays no other. Standard library only.
@@ -21,9 +21,19 @@ STREAMS_MAX = 256
 GREETING = b"phalanx-relay-1\n"
 _PIECE_BYTES = 1 << 18
 _QUEUED_BYTES_MAX = 1 << 20  # towards the channel, before connections are read no more
-_HEADER = struct.Struct(">IBI")
+HEADER = struct.Struct(">IBI")
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _HOSTS = ("127.0.0.1", "::1")
+_START = (
+    'p=$(command -v python3 || command -v python) || { echo "the job has no Python, which the relay of ports needs"; exit 127; }; '
+    'exec "$p" -S -E -c "$1"'
+)
+
+
+def relay_command() -> list[str]:
+    """Return the command that runs this relay beside a job's ranks."""
+    with open(__file__, encoding="utf-8") as file:
+        return ["/bin/sh", "-c", _START, "phalanx", file.read()]
 
 
 class RelayStream:
@@ -90,8 +100,8 @@ class StreamRelay:
     # ---------------------------------------------------------------------------------------------------------- the channel
 
     def _send(self, number: int, kind: int, value: int, data: bytes = b"") -> None:
-        self._queue.append(_HEADER.pack(number, kind, value) + data)
-        self._queued += _HEADER.size + len(data)
+        self._queue.append(HEADER.pack(number, kind, value) + data)
+        self._queued += HEADER.size + len(data)
         full = self._queued > _QUEUED_BYTES_MAX
         self._write_channel(0)
         if full and self._queued > _QUEUED_BYTES_MAX:
@@ -134,12 +144,12 @@ class StreamRelay:
             return
         self._unread += data
         at = 0
-        while len(self._unread) - at >= _HEADER.size:
-            number, kind, value = _HEADER.unpack_from(self._unread, at)
+        while len(self._unread) - at >= HEADER.size:
+            number, kind, value = HEADER.unpack_from(self._unread, at)
             if kind == DATA and value > WINDOW_BYTES:
                 self.over = True  # the other side is no relay: its bytes would be collected without end
                 return
-            body = at + _HEADER.size
+            body = at + HEADER.size
             end = body + (value if kind == DATA else 0)
             if end > len(self._unread):
                 break
