@@ -46,12 +46,13 @@ def predict(run: PublishedRun, physics: Physics, stack: Stack) -> StepTime:
 
 def fit(runs: Sequence[PublishedRun], table: Table) -> tuple[Coefficient, ...]:
     """Return the table with newly fitted values. The search starts at the priors, so it does not depend on an earlier fit."""
+    runs = [run for run in runs if run.step_s is not None]
     free = [place for place, one in enumerate(table) if one.spread]
     centre = np.array([math.log(table[place].prior or table[place].value) for place in free])
     spread = np.array([table[place].spread or 1.0 for place in free])
     counts = Counter(run.source for run in runs)
     weight = np.array([(10.0 / counts[run.source]) ** 0.25 / NOISE for run in runs])
-    truth = np.log([run.step_s for run in runs])
+    truth = np.log([run.step_s or math.nan for run in runs])
 
     def residuals(vector: Vector) -> Vector:
         given = np.log([step.total_s for step in predicted(runs, _with(table, free, vector))])

@@ -6,6 +6,7 @@ The columns are those of `training_measured.csv` (see docs/planner.md). Missing 
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.work.layouts.layout import Layout, Recompute
 from phalanx.planner.cost.machine import Machine
 from phalanx.planner.cost.model_shape import LatentAttention, MixtureOfExperts, ModelShape
-from phalanx.planner.cost.step_time import TrainingTask
+from phalanx.planner.cost.step_time import TrainingMethod, TrainingTask
 from phalanx.planner.facts.coefficient_table import find_stack_name
 from phalanx.planner.facts.gpus import (
     GBIT,
@@ -31,7 +32,13 @@ LATENT: Final = LatentAttention(query_rank=1536, kv_rank=512, rope_dim=64, value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRun:
-    """One measured run. `memory_bytes` and `peers` (predictions of other tools, in seconds) are optional."""
+    """One measured run.
+
+    Attributes:
+        step_s: None where only memory was published.
+        memory_bytes, peers: optional; `peers` are predictions of other tools, in seconds.
+        failed: it ran out of memory.
+    """
 
     row: str
     source: str
@@ -39,11 +46,17 @@ class PublishedRun:
     task: TrainingTask
     layout: Layout
     machine: Machine
-    step_s: float
+    step_s: float | None
     memory_bytes: float | None
     memory_kind: str
     peers: Mapping[str, float]
     group: tuple[str, ...]
+    failed: bool = False
+
+    @property
+    def measured_s(self) -> float:
+        """The step time; not a number where only memory was published."""
+        return math.nan if self.step_s is None else self.step_s
 
 
 def read_runs(path: Path) -> tuple[list[PublishedRun], list[str]]:
@@ -86,15 +99,17 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
         gpus_per_node=min(gpus, per_node),
         network_bytes_per_s=float(row.get("nic_gbps_per_gpu") or 0.0) * GBIT or 1.0,
     )
-    memory = row.get("mem_gb") or ""
+    memory, seconds, failed = row.get("mem_gb") or "", row.get("iter_time_s") or "", bool(_whole(row, "oom", 0))
+    if not (memory or seconds or (row.get("oom") or "").strip()):
+        raise ValueError("neither iter_time_s nor mem_gb nor oom is given")
     return PublishedRun(
         row=row.get("row_id", ""),
         source=row["source"],
         stack=_stack(row.get("framework", ""), row.get("notes", ""), flash=flash),
-        task=TrainingTask(model=_model(row), seq=_whole(row, "seq", 1), flash=flash),
+        task=_task(row, flash=flash),
         layout=layout,
         machine=machine,
-        step_s=float(row["iter_time_s"]),
+        step_s=float(seconds) if seconds and not failed else None,
         memory_bytes=float(memory) * 2**30 if memory else None,
         memory_kind=row.get("mem_kind", ""),
         peers={
@@ -103,8 +118,26 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
             if row.get(column)
         },
         group=tuple(
-            row.get(name, "") for name in ("source", "model", "seq", "gbs", "gpu", "n_gpus", "precision", "framework")
+            row.get(name, "")
+            for name in ("source", "model", "seq", "gbs", "gpu", "n_gpus", "precision", "framework", "method")
         ),
+        failed=failed,
+    )
+
+
+def _task(row: Mapping[str, str], *, flash: bool) -> TrainingTask:
+    model, seq = _model(row), _whole(row, "seq", 1)
+    method = TrainingMethod((row.get("method") or "full").strip().lower())
+    rank = _whole(row, "rank", 0)
+    if method is TrainingMethod.FULL or not rank:
+        return TrainingTask(model=model, seq=seq, method=method, flash=flash)
+    names = tuple((row.get("adapters") or "").split()) or tuple(model.layer_matrices)
+    return TrainingTask(
+        model=model,
+        seq=seq,
+        method=method,
+        flash=flash,
+        adapter_share=model.adapter_parameters(rank, names) / model.parameters,
     )
 
 

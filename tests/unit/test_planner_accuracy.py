@@ -1,11 +1,15 @@
 """The planner beside published training runs; the bounds are those of benchmarks/ranges/planner.json."""
 
+import csv
 import json
+from pathlib import Path
 
 import pytest
 
+import benchmarks.planner
 from benchmarks.planner import RANGES, public_runs, score, summary
 from benchmarks.published_runs import read_runs
+from phalanx.planner.cost.step_time import TrainingMethod
 from phalanx.planner.facts.coefficient_table import coefficients
 
 PUBLIC = public_runs()
@@ -73,3 +77,50 @@ def test_a_row_that_cannot_be_read_is_named_and_the_others_count(tmp_path):
     assert len(runs) == 1
     assert "line 3" in wrong[0]
     assert "K9000" in wrong[0].replace("k9000", "K9000")
+
+
+TUNING = f"{HEADER},method,adapters,rank,oom"
+ADAPTED = "1,ours,transformers,llama-2-7b,32,4096,32,32,128,11008,1,32000,0,0,0,0,0,0,0,512,8,A100,1,8,0,1,0,1,1,1,1,1,0,1,full,1,bf16,1.5,20.4,,lora,q v,8,0"
+
+
+def test_adapters_are_read_with_their_matrices_and_rank(tmp_path):
+    path = tmp_path / "ours.csv"
+    path.write_text(
+        f"{TUNING}\n{ADAPTED}\n{ADAPTED.replace('lora,q v,8', 'qlora,,')}\n{ADAPTED.replace(',lora,', ',dora,')}\n"
+    )
+    runs, wrong = read_runs(path)
+    assert [run.task.method for run in runs] == [TrainingMethod.LORA, TrainingMethod.QLORA]
+    assert runs[0].task.adapter_share * runs[0].task.model.parameters == pytest.approx(
+        4_194_304
+    )  # Lit-GPT prints it for this model
+    assert "line 4" in wrong[0]
+    assert "dora" in wrong[0]
+
+
+def test_a_run_out_of_memory_counts_as_accepted_or_refused_and_not_in_the_error(tmp_path):
+    path = tmp_path / "ours.csv"
+    failed = ADAPTED.replace(",1.5,20.4,", ",,,").removesuffix("0") + "1"
+    only_memory = ADAPTED.replace(",1.5,", ",,")
+    path.write_text(
+        f"{TUNING}\n{ADAPTED}\n{only_memory}\n{failed}\n{failed.replace(',512,8,A100', ',655360,8,A100')}\n"
+    )
+    runs, wrong = read_runs(path)
+    assert wrong == []
+    table = coefficients()
+    figures = summary(score(runs, table, set()), [], table)
+    assert (figures["rows"], figures["ran"], figures["failed"], figures["memory_rows"]) == (4, 2, 2, 2)
+    assert figures["refused_that_ran"] == 0
+    assert figures["accepted_that_failed"] == 1
+    assert set(figures["mape_by_method"]) == {"lora"}
+    assert figures["mape"] == pytest.approx(abs(figures["bias_by_source"]["ours"]))
+
+
+def test_published_tunings_are_all_read_and_name_their_source():
+    path = Path(benchmarks.planner.__file__).parent / "tuning_measured.csv"
+    runs, wrong = read_runs(path)
+    assert wrong == []
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(runs)
+    assert all(row["source_ref"] for row in rows)
+    assert {run.task.method for run in runs} == set(TrainingMethod)

@@ -11,6 +11,7 @@ Source: J. Kaplan et al., "Scaling Laws for Neural Language Models", 2020, table
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -98,6 +99,26 @@ class ModelShape:
             )
         count = 2 * d * h * k + 2 * d * self.kv_heads * k
         return count + (h * k + 2 * self.kv_heads * k + d if self.biases else 0)
+
+    @property
+    def layer_matrices(self) -> Mapping[str, tuple[int, int]]:
+        """Inputs and outputs of each matrix of one layer, by name: those that LoRA adapts. Of a mixture, the experts that one token visits."""
+        d, wide, narrow = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        ffn = self.ffn if self.mixture is None else self.mixture.visited_ffn
+        gate = {"gate": (d, ffn)} if self.gated else {}
+        return {
+            "q": (d, wide),
+            "k": (d, narrow),
+            "v": (d, narrow),
+            "o": (wide, d),
+            **gate,
+            "up": (d, ffn),
+            "down": (ffn, d),
+        }
+
+    def adapter_parameters(self, rank: int, names: Iterable[str]) -> int:
+        """Return the parameters of LoRA adapters of this rank at the named matrices. Source: E. Hu et al., "LoRA", 2021, section 4.1."""
+        return self.layers * sum(rank * sum(self.layer_matrices[name]) for name in names if name in self.layer_matrices)
 
     @property
     def mlp_matrices(self) -> int:
