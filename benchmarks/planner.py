@@ -184,12 +184,21 @@ def summary(
             for name in TrainingMethod
             if (timed := [one for one in scores if one.run.task.method is name])
         },
+        "memory_in_interval": statistics.mean(
+            memory.low_bytes
+            <= run.memory_bytes / _comparable_bytes(memory, run) * memory.total_bytes
+            <= memory.high_bytes
+            for run, memory in memories
+            if run.memory_bytes
+        )
+        if off
+        else None,
         "ran": len(ran),
         "refused_that_ran": sum(exceeds_memory(memory) for _, memory in ran),
         "failed": len(memories) - len(ran),
         "accepted_that_failed": sum(not exceeds_memory(memory) for run, memory in memories if run.failed),
         "tight_that_failed": sum(
-            memory.free_bytes < 0.0 and not exceeds_memory(memory) for run, memory in memories if run.failed
+            memory.low_bytes <= memory.usable_bytes < memory.high_bytes for run, memory in memories if run.failed
         ),
         "coverage_80": statistics.mean(one.in_interval for one in left or scores) if scores else None,
         "coverage_80_by_source": {

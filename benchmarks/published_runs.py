@@ -137,6 +137,7 @@ def _task(row: Mapping[str, str], *, flash: bool) -> TrainingTask:
         seq=seq,
         method=method,
         flash=flash,
+        adapters=names,
         adapter_share=model.adapter_parameters(rank, names) / model.parameters,
     )
 

@@ -170,6 +170,14 @@ def test_a_given_layout_over_by_less_than_the_estimate_errs_may_fit():
     assert "so it may run" in one.why
 
 
+def test_adapters_are_planned_for_what_peft_can_do():
+    answer = plan_layouts(
+        replace(asked("llama-2-70b", "8 x a100-80gb", batch=64, stack="transformers"), method=TrainingMethod.LORA)
+    )
+    assert answer.fits
+    assert all(one.layout.tensor == one.layout.pipeline == one.layout.context == 1 for one in answer.layouts)
+
+
 def test_what_is_searched_leaves_room_for_the_error():
     answer = plan_layouts(asked("llama-3-70b", "32 x h100", batch=1024))
     assert not any(one.is_tight for one in answer.layouts)

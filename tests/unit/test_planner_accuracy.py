@@ -124,3 +124,9 @@ def test_published_tunings_are_all_read_and_name_their_source():
     assert len(rows) == len(runs)
     assert all(row["source_ref"] for row in rows)
     assert {run.task.method for run in runs} == set(TrainingMethod)
+    table = coefficients()
+    figures = summary(score(runs, table, set()), [], table)
+    assert figures["mape_by_method"]["lora"] < 0.12
+    assert figures["memory_mape_by_method"]["lora"] < 0.12
+    assert figures["refused_that_ran"] == 0
+    assert figures["accepted_that_failed"] == figures["tight_that_failed"]  # none of them was said to fit

@@ -109,6 +109,8 @@ def _figures(one: EvaluatedLayout) -> LayoutFigures:
         memory_bytes=tuple((part.value, count) for part, count in one.memory.items.items() if count > 0),
         used_bytes=one.memory.total_bytes,
         usable_bytes=one.memory.usable_bytes,
+        used_low_bytes=one.memory.low_bytes,
+        used_high_bytes=one.memory.high_bytes,
         step_items_s=tuple((item.value, seconds) for item, seconds in one.step.items.items() if seconds > 0),
         step_s=Estimate(mid=one.step.total_s, low=one.low_s, high=one.high_s),
         tokens_per_s=one.tokens_per_s,

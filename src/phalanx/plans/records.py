@@ -39,7 +39,8 @@ class LayoutFigures:
     """One evaluated layout.
 
     Attributes:
-        memory_bytes: items on the fullest GPU; `used_bytes` is their sum, `usable_bytes` the limit for a program.
+        memory_bytes: items on the fullest GPU; `used_bytes` is their sum, `usable_bytes` the limit for a program; `used_low_bytes` and
+            `used_high_bytes` are the 80 % interval.
         step_items_s: parts of one step; `step_s` is the total.
         train_s, gpu_hours, usd: for all tokens; None without a number of tokens or a price.
         why: comparison with the best layout, as text.
@@ -58,11 +59,18 @@ class LayoutFigures:
     usd: Estimate | None = None
     checkpoint_cost: CheckpointCost | None = None
     why: str = ""
+    used_low_bytes: float = 0.0
+    used_high_bytes: float = 0.0
 
     @property
     def free_bytes(self) -> float:
         """Free memory; negative if the layout does not fit."""
         return self.usable_bytes - self.used_bytes
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether the memory of the GPU is inside the 80 % interval of what is used: it may fit or not."""
+        return self.used_low_bytes <= self.usable_bytes < self.used_high_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +167,9 @@ def _layout(one: LayoutFigures) -> dict[str, Any]:
             "total_bytes": one.used_bytes,
             "usable_bytes": one.usable_bytes,
             "room_bytes": one.free_bytes,
+            "low_bytes": one.used_low_bytes,
+            "high_bytes": one.used_high_bytes,
+            "tight": one.is_tight,
             "items": dict(one.memory_bytes),
         },
         "step": {**_range(one.step_s, "_s"), "items": dict(one.step_items_s)},

@@ -95,7 +95,9 @@ def parse_plan_inputs(
         tokens=None if options["tokens"] is None else parse_tokens(options["tokens"]),
         method=method,
         precision=precision,
-        stack=find_stack(options["stack"]) if options["stack"] else default_stack(model, precision, notes),
+        stack=find_stack(options["stack"])
+        if options["stack"]
+        else default_stack(model, precision, notes, adapters=method is not TrainingMethod.FULL),
         layout=layout,
         model_argument=options["model"],
         arguments=" ".join(

@@ -21,6 +21,7 @@ from phalanx.plans.amounts import (
 )
 from phalanx.plans.headline import headline, interval_text
 from phalanx.plans.records import (
+    Estimate,
     Formula,
     LayoutFigures,
     NamedAmounts,
@@ -91,6 +92,8 @@ def _parts(answer: PlanAnswer, one: LayoutFigures, screen: Terminal) -> list[str
         if one.free_bytes >= 0
         else f"{format_decimal_bytes(-one.free_bytes)} too much"
     )
+    if one.is_tight:
+        room += f"; tight: {interval_text(Estimate(low=one.used_low_bytes, mid=one.used_bytes, high=one.used_high_bytes), format_decimal_bytes)}"
     style = "bold" if one.free_bytes >= 0 else "red"
     under = "" if answer.fits else f" under {layout_text(one.layout)}"
     title = f"memory of the fullest GPU{under}: {format_decimal_bytes(one.used_bytes)} of {format_decimal_bytes(one.usable_bytes)}, {room}"

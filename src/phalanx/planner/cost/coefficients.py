@@ -7,7 +7,7 @@ on sources that the fit did not use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -33,6 +33,8 @@ class Physics:
         expert_imbalance: load of the busiest expert rank, relative to the mean.
         loss: passes over logits and embeddings, relative to the count in `step.py`.
         optimizer: bytes moved per state, relative to the count in `step.py`.
+        unpack: bytes moved to unpack 4-bit weights, relative to reading them and writing 16 bits.
+        adapter_s: time that one core needs to issue what an adapter adds to one pass through its matrix.
         host_sharpness: exponent with which host and device time combine; a large one takes the larger of the two.
         step_s: constant time per step.
         spreads: standard deviation of the logarithm of each item of a step, by item name.
@@ -57,6 +59,8 @@ class Physics:
     expert_imbalance: float
     loss: float
     optimizer: float
+    unpack: float
+    adapter_s: float
     host_sharpness: float
     step_s: float
     spreads: Mapping[str, float] = field(default_factory=dict)
@@ -80,9 +84,12 @@ class Stack:
         gather_bytes, reduce_bytes: sent per parameter to gather it, and to reduce its gradient.
         loss_bytes: allocated at once in the loss, per token and word of the vocabulary.
         activations: stored activations relative to the count in `memory.py`; below 1 where a compiler recomputes some of them.
+        stored: bytes per token that autograd keeps of one layer, by training method: per feature of the hidden state, per feature of the MLP, and
+            per feature of the block's input alone, without the inputs of adapters; without the method, the count in `memory.py`.
         whole_gradients: under ZeRO 2, all micro-batches but the last add to unsharded gradients (FSDP) instead of reducing each time.
         zeros, recomputations, precisions: supported values of each.
         experts: supports expert parallelism.
+        splits: supports tensor, context and pipeline parallelism.
         splits_tied: supports tensor and pipeline parallelism for a model whose output shares the input embedding.
         whole_logits: with tensor parallel, every rank computes the loss over the whole vocabulary.
         spread: standard deviation of the logarithm of its step times, in addition to the spreads of the items.
@@ -103,11 +110,13 @@ class Stack:
     reduce_bytes: float = 4.0
     loss_bytes: float = 10.0
     activations: float = 1.0
+    stored: Mapping[str, Sequence[float]] = field(default_factory=dict)
     whole_gradients: bool = False
     zeros: tuple[int, ...] = (0, 1, 2, 3)
     recomputations: tuple[str, ...] = ("none", "selective", "full")
     precisions: tuple[str, ...] = ("bf16", "fp16", "fp8", "fp32")
     experts: bool = True
+    splits: bool = True
     splits_tied: bool = True
     whole_logits: bool = False
     spread: float = 0.1

@@ -6,6 +6,9 @@ t tensor parallel ranks.
     flash attention      2 T s h k / t, half of the square: forward; 2.5 times that backward (five products instead of two)
     unfused attention    the whole square at matrix rate, and the score matrix written and read by scale, softmax and dropout
     small kernels        about 10 passes over T d forward and 13 backward, 2.5 to 5.5 over T f / t
+    an adapter           of K inputs and N outputs, as peft computes it beside a frozen matrix: its input cast to 32 bits and back and read (14 K),
+                         its output written, scaled and added (12 N); backward 22 K + 8 N; bytes per token
+    unpacking            4-bit weights read and 16 bits written, in every pass
     tensor parallel      two all-reduces of T d forward and two backward; as gather and scatter where sequence parallel (same bytes)
 Sources: roofline with partial overlap after S. Williams, A. Waterman, D. Patterson, CACM 52(4), 2009; flash attention's FLOPs
 T. Dao, "FlashAttention-2", 2023, section 4.1; tensor parallel V. Korthikanti et al., 2022, section 4. The passes are our own count of
@@ -14,7 +17,7 @@ the kernels of a pre-norm block; `Physics.elementwise` corrects it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from phalanx.core.work.layouts.layout import Axis, Layout, Recompute
@@ -120,8 +123,12 @@ def layer_time(
     flash: bool = True,
     frozen: bool = False,
     packed: bool = False,
+    adapted: Sequence[tuple[int, int]] = (),
 ) -> LayerTime:
-    """Return the time of one mixture or dense layer. `frozen` weights need no gradients (LoRA); `packed` ones have 4 bits (QLoRA)."""
+    """Return the time of one mixture or dense layer. `frozen` weights need no gradients (LoRA); `packed` ones have 4 bits (QLoRA).
+
+    `adapted` are the inputs and outputs of the matrices with an adapter.
+    """
     rates = SustainedRates(machine, physics, stack, layout.precision)
     tokens = layout.micro_batch * seq / layout.context
     products = [*_attention_products(model, layout, tokens), *_mlp_products(model, layout, tokens, mixture=mixture)]
@@ -133,8 +140,10 @@ def layer_time(
         matmul_back += sum(count * _backward_s(rates, one, frozen=frozen) for count, one in experts)
     attend, attend_back = _attention_s(model, layout, tokens, seq, rates, physics, flash=flash)
     small, small_back = _small_s(model, layout, tokens, rates, physics, stack, mixture=mixture)
-    unpack = _unpack_s(model, layout, rates, mixture=mixture) if packed else 0.0
-    small, small_back = small + unpack, small_back + unpack
+    unpack = physics.unpack * _unpack_s(model, layout, rates, mixture=mixture) if packed else 0.0
+    inputs, outputs = (tokens / layout.tensor * sum(one[side] for one in adapted) / rates.bytes for side in (0, 1))
+    small += unpack + 14.0 * inputs + 12.0 * outputs
+    small_back += unpack + 22.0 * inputs + 8.0 * outputs
     tensor = _tensor_s(model, layout, tokens, network) * stack.tensor_exposed
     context = _context_s(model, layout, tokens, network) * physics.context_exposed
     expert = _expert_s(model, layout, tokens, network, physics) * stack.expert_exposed if mixture else 0.0

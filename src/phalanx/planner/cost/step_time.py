@@ -16,7 +16,7 @@ Megatron-LM", 2021, section 2.2; sharded data parallel, Y. Zhao et al., "PyTorch
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.core.work.layouts.layout import Axis, Layout, Recompute
@@ -74,6 +74,7 @@ class TrainingTask:
 
     Attributes:
         adapter_share: parameters of the LoRA adapters as a share of all parameters.
+        adapters: names of the matrices with an adapter (`ModelShape.layer_matrices`); all of them where empty.
         flash: attention is fused.
     """
 
@@ -81,7 +82,15 @@ class TrainingTask:
     seq: int
     method: TrainingMethod = TrainingMethod.FULL
     adapter_share: float = 0.005
+    adapters: tuple[str, ...] = ()
     flash: bool = True
+
+    @property
+    def adapted(self) -> Sequence[tuple[int, int]]:
+        """Inputs and outputs of each matrix of a layer that has an adapter."""
+        if self.method is TrainingMethod.FULL:
+            return ()
+        return [size for name, size in self.model.layer_matrices.items() if not self.adapters or name in self.adapters]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +169,7 @@ class StepTimeCalculator:
             flash=self.task.flash,
             frozen=self.task.method is not TrainingMethod.FULL,
             packed=self.task.method is TrainingMethod.QLORA,
+            adapted=self.task.adapted,
         )
 
     def _counts(self) -> tuple[int, int]:
@@ -176,7 +186,7 @@ class StepTimeCalculator:
         shown += _overlapped(back, gather_s + reduce_s, self.physics.interference) - back
         device = run + back + shown
         passes = 3.0 if layout.recompute is Recompute.FULL else 2.0
-        host = self.stack.host_s * passes * kernels
+        host = (self.stack.host_s + self.physics.adapter_s * len(self.task.adapted)) * passes * kernels
         sharp = self.physics.host_sharpness
         longest = max(device, host)
         whole: float = longest * ((device / longest) ** sharp + (host / longest) ** sharp) ** (1.0 / sharp)

@@ -18,6 +18,8 @@ DEFAULT_STACK: Final = "phalanx"
 """`phalanx.torch`. The planner proposes only layouts that it can build, so that you can run the answer unchanged."""
 WIDER_STACK: Final = "megatron-core"
 """The default for features that `phalanx.torch` does not support: expert parallelism and fp8."""
+ADAPTER_STACK: Final = "transformers"
+"""The default for LoRA and QLoRA, which `phalanx.torch` does not build."""
 _COLUMNS: Final = TableColumns(required=("scope", "name", "value", "meaning"), optional=("prior", "spread"))
 _ANY: Final = "*"
 
@@ -105,9 +107,12 @@ def find_stack(text: str) -> Stack:
     return stacks()[name]
 
 
-def default_stack(model: ModelShape, precision: str, notes: list[str]) -> Stack:
-    """Return the default stack for a model; `notes` receives the reason if it is not `phalanx.torch`."""
+def default_stack(model: ModelShape, precision: str, notes: list[str], *, adapters: bool = False) -> Stack:
+    """Return the default stack for a model, trained whole or by adapters; `notes` receives the reason if it is not `phalanx.torch`."""
     own = stacks()[DEFAULT_STACK]
+    if adapters and model.mixture is None and precision in stacks()[ADAPTER_STACK].precisions:
+        notes.append(f"phalanx.torch builds no adapters; planned for the stack {ADAPTER_STACK} (with peft) instead")
+        return stacks()[ADAPTER_STACK]
     lacks = [
         *(["expert parallelism"] if model.mixture is not None and not own.experts else []),
         *([precision] if precision not in own.precisions else []),

@@ -38,7 +38,7 @@ def enumerate_degrees(request: LayoutRequest) -> Iterator[ParallelDegrees]:
     model, gpus = request.model, request.machine.gpus
     network = RankNetwork(request.machine, request.physics)
     domain = max(network.island if network.link_domain > 1 else request.machine.gpus_per_node, 1)
-    whole = model.tied and not request.stack.splits_tied
+    whole = not request.stack.splits or (model.tied and not request.stack.splits_tied)
     for tensor in (1,) if whole else (1, 2, 4, 8, 16):
         if tensor > min(domain, gpus) or gpus % tensor or not _divides(request, tensor):
             continue
@@ -47,7 +47,11 @@ def enumerate_degrees(request: LayoutRequest) -> Iterator[ParallelDegrees]:
                 continue
             rest = gpus // tensor // pipeline
             for context in CONTEXTS:
-                if rest % context or not _splits_sequence(request, context, tensor):
+                if (
+                    rest % context
+                    or (context > 1 and not request.stack.splits)
+                    or not _splits_sequence(request, context, tensor)
+                ):
                     continue
                 data = rest // context
                 if request.global_batch % data:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from phalanx.core.work.layouts.layout import Layout
 from phalanx.core.work.plan_key import layout_text
-from phalanx.planner.cost.layer_time import PACKED_WEIGHT_BYTES
-from phalanx.planner.cost.memory import OVERRUN_MAX
+from phalanx.planner.cost.memory import packed_model_bytes
 from phalanx.planner.cost.step_time import StepItem, TrainingMethod
 from phalanx.planner.search.request import EvaluatedLayout, LayoutRequest
 
@@ -42,7 +41,7 @@ def explain_tight(evaluated: EvaluatedLayout) -> str:
     held = evaluated.memory
     return (
         f"it needs about {held.total_bytes / GB:.1f} GB on the fullest GPU, which has {held.usable_bytes / GB:.1f} GB usable; "
-        f"the estimate may be {OVERRUN_MAX - 1.0:.0%} too high, so it may run: try a short run first"
+        f"the estimate may be {held.error - 1.0:.0%} too high, so it may run: try a short run first"
     )
 
 
@@ -92,5 +91,5 @@ def training_state_bytes(request: LayoutRequest) -> float:
     count = float(request.model.parameters)
     if request.method is TrainingMethod.FULL:
         return 16.0 * count
-    base = 2.0 if request.method is TrainingMethod.LORA else PACKED_WEIGHT_BYTES
-    return count * base + count * request.adapter_share * 16.0
+    frozen = 2.0 * count if request.method is TrainingMethod.LORA else packed_model_bytes(request.model, Layout())
+    return frozen + count * request.adapter_share * 16.0
