@@ -19,6 +19,7 @@ from phalanx.cli.option_types import (
     PAIR,
 )
 from phalanx.core.errors import BadFile, BadRequest
+from phalanx.core.work.data_sources import DataMode
 from phalanx.core.work.keys import KEY_KINDS, InvalidKey
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.sbatch_scripts.het_components import ROLE_KEYS, slurm_settings
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from phalanx.cli.plan.plan_option import PlanRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
-_ADDED: Final = frozenset({"env", "secrets", "ports"})  # options that add to a key of the job file
+_ADDED: Final = frozenset({"env", "secrets", "ports", "data"})  # options that add to a key of the job file
 SOFTWARE_OPTIONS: Final = ("conda", "venv", "uv", "modules")  # forms of the key `software`
 _AFTER_DASHES: Final = "phalanx.command"
 _FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
@@ -131,11 +132,14 @@ def job_request(context: click.Context, given: Mapping[str, Any], *, beside: str
     if words is not None:
         mapping["run"] = list(words)
     if given["env"]:
-        mapping["env"] = {**_env_mapping(mapping.get("env")), **dict(given["env"])}
+        mapping["env"] = {**_pairs_mapping(mapping.get("env")), **dict(given["env"])}
     if given.get("secrets"):
         mapping["secrets"] = [*parse_secret_names(mapping.get("secrets") or ()), *given["secrets"]]
     if given.get("ports"):
         mapping["ports"] = [*_listed_ports(mapping.get("ports")), *given["ports"]]
+    if given.get("data") or given.get("data_mode"):
+        mode = {"mode": given["data_mode"]} if given.get("data_mode") else {}
+        mapping["data"] = {**_pairs_mapping(mapping.get("data")), **_pairs_mapping(given.get("data") or ()), **mode}
     mapping["workdir"] = _workdir(mapping.get("workdir"), here, typed="workdir" in options)
     now_s = time.time()
     to_plan = None
@@ -293,7 +297,7 @@ def _begin_time(value: object, now_s: float) -> str:
         raise InvalidKey(error.message, key="begin", hint=error.hint) from None
 
 
-def _env_mapping(value: object) -> dict[str, object]:
+def _pairs_mapping(value: object) -> dict[str, object]:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -358,6 +362,17 @@ _OPTIONS: Final = (
         multiple=True,
         metavar="NAME",
         help="Secret that every task gets as a variable of this name (phalanx secrets); repeatable.",
+    ),
+    click.option(
+        "--data",
+        multiple=True,
+        metavar="NAME=SOURCE",
+        help="Dataset that each node copies before the ranks start: train=s3://bucket/folder, tok=/nfs/tok; repeatable.",
+    ),
+    click.option(
+        "--data-mode",
+        type=click.Choice([mode.value for mode in DataMode]),
+        help="How the datasets reach the ranks: a copy on the node (stage), the address (stream), or the path (mount).",
     ),
     click.option(
         "--port",
