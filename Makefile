@@ -29,7 +29,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools ray s3-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools ide-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools ray s3-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -218,6 +218,24 @@ ssh-tools:
 	  echo "Installing openssh-server, openssh-client, rsync and git."; \
 	  $(APT_UPDATE) && $(APT_INSTALL) openssh-server openssh-client rsync git >/dev/null; \
 	else echo "sshd or rsync is not here, and only root on Debian could install it: what needs it is skipped." >&2; fi
+
+# A notebook server and an editor for the tests of web pages of jobs. Of the editor's native modules those are compiled that it needs; its own
+# installer would fetch a search program from GitHub, for which Debian's takes the place.
+JUPYTERLAB = 4.6.6
+CODE_SERVER = 4.100.3
+ide-tools: browser-tools
+	@test -x build/jupyter/bin/jupyter-lab || { $(PYTHON) -m venv build/jupyter \
+	  && build/jupyter/bin/pip install $(QUIET) 'jupyterlab==$(JUPYTERLAB)' 'ipykernel==7.4.0'; }
+	@command -v rg >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && $(APT_UPDATE) && $(APT_INSTALL) ripgrep libkrb5-dev g++ make >/dev/null; } || true
+	@[ -e build/code-server/ready ] || ! command -v npm >/dev/null || ( mkdir -p build/code-server && cd build/code-server \
+	  && npm install --silent --ignore-scripts code-server@$(CODE_SERVER) && npm rebuild --silent argon2 \
+	  && cd node_modules/code-server/lib/vscode && npm install --silent --ignore-scripts --omit=dev \
+	  && { npm rebuild --silent node-pty || test -f node_modules/node-pty/build/Release/pty.node; } \
+	  && npm rebuild --silent @vscode/spdlog native-watchdog @parcel/watcher kerberos @vscode/deviceid \
+	  && (cd extensions && npm install --silent --ignore-scripts --omit=dev) \
+	  && mkdir -p node_modules/@vscode/ripgrep/bin && ln -sf "$$(command -v rg)" node_modules/@vscode/ripgrep/bin/rg \
+	  && touch ../../../../ready ) || echo "code-server could not be built: its test is skipped." >&2
 
 lab-slurm: lab-tools slurm-tools $(READY) ## the same with Slurm's daemons on every host
 	@$(BIN)/python -m tests.lab show >/dev/null 2>&1 || $(BIN)/python -m tests.lab up $(ARGS)

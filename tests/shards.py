@@ -140,6 +140,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_node_tests.py",
     "tests/e2e/test_operator_hooks.py",
     "tests/e2e/test_ssh.py",
+    "tests/e2e/test_web_programs_campaign.py",
     "tests/e2e/test_hangs.py",
     "tests/e2e/test_history.py",
     "tests/e2e/test_head.py::test_a_job_with_the_number_of_a_job_that_a_restore_lost_has_none_of_its_output",
@@ -417,6 +418,12 @@ SHARDS: tuple[Shard, ...] = (
         tests=("tests/e2e/test_data_campaign.py", "tests/unit/test_object_store_source.py"),
         sources=("node/data", "node/prepare", "api/nodes"),
         needs=("s3-tools",),
+    ),
+    Shard(
+        title="a notebook and an editor of jobs in a real Chromium, through the head",
+        tests=("tests/e2e/test_web_programs_campaign.py",),
+        sources=("api/programs", "api/live", "node/shell", "web"),
+        needs=("ide-tools",),
     ),
     Shard(
         title="ssh, scp, rsync and git to a job without an open port",

@@ -215,7 +215,7 @@ def test_addresses_that_lead_nowhere_are_told(head, call, job, port):
         closed = taken.getsockname()[1]
     reply = there("GET", f"/j/{job}/{closed}/", **PAGE)
     assert reply.status_code == 503
-    assert f"nothing listens on port {closed} yet" in reply.text
+    assert f"nothing listens on port {closed} of job {job} yet" in reply.text
     assert 'http-equiv="refresh" content="2"' in reply.text
     assert code(there("GET", f"/j/{job}/{closed}/")) == (503, "try_later")
 

@@ -61,16 +61,22 @@ class ProgramAddress:
     """How a browser and the program know each other.
 
     Attributes:
-        port: of the program.
+        port: of the program. `job_id`: its job.
         origin: of its pages in the browser.
         prefix: path of its pages there; ends with a slash. "/" if the program has a host name of its own.
         keep_path: the program expects the prefix in its requests.
     """
 
     port: int
+    job_id: str
     origin: str
     prefix: str
     keep_path: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The program, for people."""
+        return f"port {self.port} of job {self.job_id}"
 
     @property
     def own_origin(self) -> str:

@@ -148,25 +148,25 @@ class HttpForwarding:
             try:
                 event = self._connection.next_event()
             except h11.RemoteProtocolError as error:
-                raise ProgramFailed(f"port {self._address.port} sent no valid HTTP: {error}") from error
+                raise ProgramFailed(f"{self._address.shown} sent no valid HTTP: {error}") from error
             if event is not h11.NEED_DATA and not isinstance(event, (h11.ConnectionClosed, type(h11.PAUSED))):
                 assert isinstance(event, (h11.InformationalResponse, h11.Response, h11.Data, h11.EndOfMessage))
                 return event
             if event is not h11.NEED_DATA:
-                raise ProgramFailed(f"port {self._address.port} closed the connection without a response")
+                raise ProgramFailed(f"{self._address.shown} closed the connection without a response")
             try:
                 self._connection.receive_data(await self._stream.read())
             except PortStreamBroken as error:
-                raise broken_error(error, self._address.port) from error
+                raise broken_error(error, self._address.shown) from error
 
 
-def broken_error(error: PortStreamBroken, port: int) -> PhalanxError:
+def broken_error(error: PortStreamBroken, program: str) -> PhalanxError:
     """Return what a broken stream means, before a response was begun."""
     if error.refused:
         return NothingListens(
-            f"nothing listens on port {port} yet", hint="start the program, or wait until it listens; its log says more"
+            f"nothing listens on {program} yet", hint="start the program, or wait until it listens; its log says more"
         )
-    return ProgramFailed(f"port {port}: {error.why}")
+    return ProgramFailed(f"{program}: {error.why}")
 
 
 def program_target(scope: Scope, address: ProgramAddress) -> bytes:

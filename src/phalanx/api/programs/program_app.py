@@ -116,6 +116,7 @@ class ProgramApp:
         own_name = by_cookie and self._listener.names
         address = ProgramAddress(
             port=target.port,
+            job_id=target.job_id,
             origin=f"{_SCHEMES.get(scope['scheme'], scope['scheme'])}://{connection.headers['host']}",
             prefix="/" if own_name else target.prefix,
             keep_path=any(one.port == target.port and one.keep_path for one in job.spec.ports),

@@ -66,7 +66,7 @@ class WebSocketForwarding:
             await self._flush()
             answer = await self._handshake()
         except PortStreamBroken as error:
-            raise broken_error(error, self._address.port) from error
+            raise broken_error(error, self._address.shown) from error
         headers = [
             (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers.raw_items()
         ]
@@ -104,10 +104,10 @@ class WebSocketForwarding:
                 if isinstance(event, HandshakeResponse):
                     refused = isinstance(self._protocol.handshake_exc, InvalidHandshake) and event.status_code == 101
                     if refused:
-                        raise ProgramFailed(f"port {self._address.port} sent an invalid WebSocket handshake")
+                        raise ProgramFailed(f"{self._address.shown} sent an invalid WebSocket handshake")
                     return event
             if self._protocol.handshake_exc is not None:
-                raise ProgramFailed(f"port {self._address.port} answered no WebSocket handshake")
+                raise ProgramFailed(f"{self._address.shown} answered no WebSocket handshake")
             await self._feed()
 
     async def _feed(self) -> bool:
