@@ -3,11 +3,13 @@
 `PYTHONPATH=src python benchmarks/adapters_gpu.py OUT.jsonl [LIMIT_S]` runs every group below, each in a process of its own with a time limit, and
 appends one line of JSON a case. A case that runs out of memory is a line too. Models are built from their shapes, nothing is
 downloaded. Needs torch with CUDA, transformers and peft; the QLoRA groups need bitsandbytes. `--tiny` runs small shapes on
-the CPU, to try the script. `docs/gpu.md` has the figures.
+the CPU, to try the script. `python -m benchmarks.adapters_gpu --rows OUT.jsonl ROWS.csv` turns the lines into rows that `benchmarks.planner`
+scores; those of other models than decoders, other weights than peft's and Trainer's, and compiled ones have none.
 """
 
 from __future__ import annotations
 
+import csv
 import gc
 import importlib
 import json
@@ -440,8 +442,67 @@ def _child(start: str, group: Group, device: str, out: str, limit_s: float) -> A
     return child
 
 
+def planner_row(line: dict[str, Any], number: int) -> dict[str, Any] | None:
+    """Return the row of one case for `benchmarks.planner`; None if the planner has no such program."""
+    from phalanx.planner.facts.models import find_model
+
+    usual = "float32" if line["method"] == "full" else "bfloat16"
+    known = line["autocast"] and line["weights"] == usual and not (line["compiled"] or line["kbit_float32"])
+    if not known or "mbs" not in line or line["model"].startswith(("bert", "vit", "tiny")):
+        return None
+    if "error" in line and not line.get("oom"):
+        return None
+    shape = find_model(line["model"])
+    names = "q k v o gate up down" if line["modules"] == "all-linear" else "q k v o"
+    adapted = line["method"] != "full"
+    return {
+        "row_id": number,
+        "source": "phalanx-adapters",
+        "framework": "transformers",
+        "model": shape.name,
+        **{
+            name: getattr(shape, name) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+        },
+        "gated": int(shape.gated),
+        "tied": int(shape.tied),
+        "seq": line["seq"],
+        "gbs": line["mbs"],
+        "mbs": line["mbs"],
+        "gpu": line["gpu"].removeprefix("NVIDIA "),
+        "n_gpus": 1,
+        "recompute": "full" if line["recompute"] else "none",
+        "flash": 1,
+        "precision": "bf16",
+        "method": line["method"],
+        "adapters": names if adapted else "",
+        "rank": line["rank"] if adapted else "",
+        "iter_time_s": line.get("step_s", ""),
+        "mem_gb": line["used_bytes"] / 2**30 if "used_bytes" in line else "",
+        "mem_kind": "device",
+        "oom": int(bool(line.get("oom"))),
+        "notes": f"dropout {line['dropout']:g}" if line["dropout"] else "",
+    }
+
+
+def write_rows(lines_path: str, csv_path: str) -> int:
+    """Write the rows of all cases that the planner can score; return their number."""
+    with open(lines_path) as file:
+        cases = [json.loads(text) for text in file]
+    rows = [row for number, case in enumerate(cases, 1) if (row := planner_row(case, number)) is not None]
+    if not rows:
+        return 0
+    with open(csv_path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return len(rows)
+
+
 def main(arguments: list[str]) -> int:
     """Run the groups one after the other, for `LIMIT_S` at most."""
+    if arguments[:1] == ["--rows"]:
+        print(f"{write_rows(arguments[1], arguments[2])} rows")
+        return 0
     tiny = "--tiny" in arguments
     positional = [one for one in arguments if not one.startswith("--")]
     out, limit_s = positional[0], float(positional[1]) if len(positional) > 1 else 1e9

@@ -2,15 +2,17 @@
 
 import csv
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 import benchmarks.planner
+from benchmarks.adapters_gpu import GROUPS, write_rows
 from benchmarks.planner import RANGES, public_runs, score, summary
 from benchmarks.published_runs import read_runs
 from phalanx.planner.cost.step_time import TrainingMethod
-from phalanx.planner.facts.coefficient_table import coefficients
+from phalanx.planner.facts.coefficient_table import coefficients, find_stack_name
 
 PUBLIC = public_runs()
 HEADER = (
@@ -130,3 +132,28 @@ def test_published_tunings_are_all_read_and_name_their_source():
     assert figures["memory_mape_by_method"]["lora"] < 0.12
     assert figures["refused_that_ran"] == 0
     assert figures["accepted_that_failed"] == figures["tight_that_failed"]  # none of them was said to fit
+
+
+def test_cases_of_a_gpu_become_rows_that_the_planner_scores(tmp_path):
+    case = {
+        **{name: value for name, value in asdict(GROUPS[0]).items() if name != "shapes"},
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "mbs": 1,
+        "seq": 256,
+    }
+    cases = [
+        {**case, "step_s": 0.2, "used_bytes": 20e9},
+        {**case, "oom": True, "error": "out of memory"},
+        {**case, "error": "time"},
+        {**case, "compiled": True, "step_s": 0.1, "used_bytes": 20e9},
+    ]
+    lines, path = tmp_path / "cases.jsonl", tmp_path / "rows.csv"
+    lines.write_text("".join(json.dumps(one) + "\n" for one in cases))
+    assert write_rows(str(lines), str(path)) == 2
+    runs, wrong = read_runs(path)
+    assert wrong == []
+    assert [(run.step_s, run.failed) for run in runs] == [(0.2, False), (None, True)]
+    assert runs[0].memory_bytes == pytest.approx(20e9)
+    assert runs[0].machine.gpu.name == "h100-sxm5-80gb"
+    assert runs[0].stack == find_stack_name("transformers")
+    assert {run.task.method for run in runs} == {TrainingMethod.LORA}
