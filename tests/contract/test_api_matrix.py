@@ -79,6 +79,8 @@ def test_only_health_the_public_certificate_and_the_sign_in_are_open(every_route
         ("POST", "/v1/login/device"),
         ("POST", "/v1/login/device/token"),
         ("POST", "/v1/login/token"),
+        ("POST", "/device"),
+        ("POST", "/device/{code}"),
         ("POST", "/sign-out"),
         ("GET", "/web/{version}/{name:path}"),
     }

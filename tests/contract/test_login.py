@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from phalanx.api.auth.browser_sessions import CODE_LIFETIME_S, code_challenge
+from phalanx.api.auth.device_logins import LIFETIME_S, WAITING_PER_ADDRESS, WRONG_CODES_MAX
 from phalanx.api.runtime import runtime_of_app
 from phalanx.cli.access import login as login_command
 from phalanx.cli.root import main
@@ -105,7 +106,8 @@ def test_handle_that_the_head_has_not_made_and_a_person_without_a_group_get_noth
     until(lambda: refusal in [line[:3] for line in audit(head)])
     provider.without.add("device_authorization_endpoint")
     assert call("admin", "POST", "/v1/sign-in/check").status_code == 200
-    assert code(ask(call, "device")) == (404, "not_found")
+    own = ask(call, "device").json()  # of the head
+    assert (own["verification_url"], own["expires_in_s"]) == ("/device", LIFETIME_S)
 
 
 def test_command_saves_the_token_with_the_cluster(call, provider, monkeypatch, capsys, tmp_path):
@@ -129,6 +131,118 @@ def test_command_saves_the_token_with_the_cluster(call, provider, monkeypatch, c
     assert main(["config", "remove", "prod", "--revoke"]) == 0
     assert read_clusters().clusters == {}
     assert call.client.get("/v1/me", headers={"authorization": f"Bearer {cluster.token}"}).status_code == 401
+
+
+# ---- by a code at the head ---------------------------------------------------------------------------------------------
+
+
+def decide(browser, typed, answer="allow"):
+    """Type a code in at the page, and answer its question; the last page."""
+    found = browser("POST", "/device", form={"csrf": browser.csrf, "code": typed}, origin=browser.url)
+    assert found.status_code == 303, found.text
+    asked = browser("GET", found.headers["location"])
+    assert asked.status_code == 200, asked.text
+    form = {"csrf": browser.csrf, "answer": answer}
+    return asked.text, browser("POST", found.headers["location"], form=form, origin=browser.url)
+
+
+def test_code_that_a_signed_in_person_confirms_gives_one_token_named_after_the_machine(head, call, browser):
+    browser.sign_in()
+    begun = ask(call, "device", note="phalanx login on <b>lap\x1btop").json()
+    assert re.fullmatch(r"[BCDFGHJKLMNPQRSTVWXZ]{4}-[BCDFGHJKLMNPQRSTVWXZ]{4}", begun["user_code"])
+    assert ask(call, "device/token", handle=begun["handle"]).json()["pending"] is True
+    asked, done = decide(browser, begun["user_code"].lower().replace("-", " "))
+    assert "phalanx login on &lt;b&gt;lap?top" in asked
+    assert "127.0.0.1" in asked
+    assert done.status_code == 200
+    assert begun["handle"] not in asked + done.text
+    made = ask(call, "device/token", handle=begun["handle"], note="phalanx login on laptop")
+    assert call.client.get("/v1/me", headers=bearer(made)).json()["user"] == "ada"
+    assert made.json()["expires_s"] - head.clock.now_s() == pytest.approx(90 * DAY_S, abs=60)
+    assert code(ask(call, "device/token", handle=begun["handle"])) == (401, "not_signed_in")  # once
+    mine = [one for one in call("user", "GET", "/v1/tokens").json()["tokens"] if one["id"] == made.json()["token_id"]]
+    assert [one["note"] for one in mine] == ["phalanx login on laptop"]
+    assert ("ada", "POST /v1/login/device/token", "done") in [line[:3] for line in audit(head)]
+    assert call("user", "DELETE", f"/v1/tokens/{made.json()['token_id']}").status_code == 204
+    assert call.client.get("/v1/me", headers=bearer(made)).status_code == 401
+
+
+def test_refused_late_and_unknown_codes_give_nothing(head, call, browser):
+    browser.sign_in()
+    refused, late = ask(call, "device").json(), ask(call, "device").json()
+    assert "Refused" in decide(browser, refused["user_code"], "refuse")[1].text
+    assert code(ask(call, "device/token", handle=refused["handle"])) == (403, "not_permitted")
+    again = browser(
+        "POST", f"/device/{refused['user_code']}", form={"csrf": browser.csrf, "answer": "allow"}, origin=browser.url
+    )
+    assert again.status_code == 404
+    csrf = browser.csrf
+    for form in ({"answer": "perhaps"}, {}, {"answer": "allow", "csrf": "guessed"}):
+        reply = browser("POST", f"/device/{late['user_code']}", form={"csrf": csrf, **form}, origin=browser.url)
+        assert reply.status_code == (403 if "csrf" in form else 400)
+    head.clock.ahead_s = LIFETIME_S + 1
+    assert browser("GET", f"/device/{late['user_code']}").status_code == 404
+    assert code(ask(call, "device/token", handle=late["handle"])) == (401, "not_signed_in")
+    for handle in ("", "x", late["user_code"], "é" * 5000, TOKENS["admin"]):
+        assert code(ask(call, "device/token", handle=handle)) == (401, "not_signed_in")
+
+
+def test_guessing_codes_and_flooding_the_page_ends_soon(head, call, browser):
+    browser.sign_in()
+    csrf, begun = browser.csrf, ask(call, "device").json()
+    for _ in range(WRONG_CODES_MAX):
+        reply = browser("POST", "/device", form={"csrf": csrf, "code": "BBBB-BBBB"}, origin=browser.url)
+        assert (reply.status_code, "no command line waits with this code" in reply.text) == (404, True)
+    for path in ("/device", f"/device/{begun['user_code']}"):  # the right code no longer helps
+        form = {"csrf": csrf, "code": begun["user_code"], "answer": "allow"}
+        assert browser("POST", path, form=form, origin=browser.url).status_code == 503
+    for _ in range(WAITING_PER_ADDRESS - 1):
+        assert ask(call, "device").status_code == 200
+    assert code(ask(call, "device")) == (503, "try_later")
+    head.clock.ahead_s = LIFETIME_S + 1
+    decide(browser, ask(call, "device").json()["user_code"])
+
+
+def test_page_is_for_people_who_may_make_tokens_and_leads_back_after_the_sign_in(head, call, browser):
+    typed = ask(call, "device").json()["user_code"]
+    for path in ("/device", f"/device/{typed}"):
+        assert browser("GET", path).status_code == 401
+        assert f'value="{path}"' in browser("GET", path).text
+        assert browser("POST", path, form={"csrf": "", "answer": "allow"}, origin=browser.url).status_code == 401
+        assert browser("GET", path, origin="http://evil.example").status_code == 403
+    head.ask(PutToken(token=token_of("root", "only looks", scope=frozenset({"see"}))))
+    browser.sign_in("only looks")
+    form = {"csrf": browser.csrf, "answer": "allow"}
+    assert browser("POST", f"/device/{typed}", form=form, origin=browser.url).status_code == 403
+    ends_s = head.clock.now_s() + 3600.0
+    head.ask(PutToken(token=token_of("root", "ends soon", scope=frozenset({"see", "own_tokens"}), expires_s=ends_s)))
+    browser.sign_in("ends soon")
+    begun = ask(call, "device").json()
+    decide(browser, begun["user_code"])
+    made = ask(call, "device/token", handle=begun["handle"])
+    assert made.json()["expires_s"] == ends_s
+    assert call.client.get("/v1/me", headers=bearer(made)).json()["scope"] == ["own_tokens", "see"]
+
+
+def test_command_waits_for_the_page_and_saves_the_token(call, browser, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    browser.sign_in()
+    monkeypatch.setattr(login_command, "open_browser", lambda _: False)
+    told = []
+
+    def wait(_):
+        if not told:
+            told.append(capsys.readouterr().err)
+            decide(browser, re.search(r"code: (\S+)", told[0])[1])
+
+    monkeypatch.setattr(login_command.time, "sleep", wait)
+    assert main(["login", call.url, "--name", "lab"]) == 0
+    assert f"next: type it in at {call.url}/device\n" in told[0]
+    assert (read_clusters().clusters["lab"].user, read_clusters().current) == ("ada", "lab")
+    assert main(["config", "rename", "lab", "prod"]) == 0
+    assert main(["config", "rename", "lab", "prod"]) == 64
+    assert main(["config", "rename", "prod", "../x"]) == 64
+    assert (list(read_clusters().clusters), read_clusters().current) == (["prod"], "prod")
 
 
 # ---- by a browser -----------------------------------------------------------------------------------------------------

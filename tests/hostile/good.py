@@ -259,6 +259,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 "groups": [{"group": "ml", "role": "user", "projects": ["default"], "admin_of": []}],
             }
         ),
+        "start_device_login": Good(body={"note": "phalanx login on a laptop"}),
         "finish_device_login": Good(body={"handle": "gAAAA", "note": "on a laptop"}),
         "finish_browser_login": Good(body={"code": "c" * 43, "verifier": "v" * 43, "note": "on a laptop"}),
         "put_retention": Good(body={"periods_s": {"logs": 7_776_000.0, "uploads": 604_800.0}}),

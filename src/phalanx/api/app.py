@@ -19,6 +19,7 @@ from phalanx.api.nodes import (
     supervisor_routes,
 )
 from phalanx.api.pages import audit as audit_pages
+from phalanx.api.pages import device as device_pages
 from phalanx.api.pages import login as login_pages
 from phalanx.api.pages import pages, planning, programs, provider_sign_in, service_pages, settings, sign_in, use
 from phalanx.api.programs.program_app import ProgramApp, ProgramMiddleware
@@ -118,6 +119,7 @@ _RESOURCES = (
     sign_in_settings,
     login,
     login_pages,
+    device_pages,
 )
 
 

@@ -18,6 +18,7 @@ from starlette.requests import HTTPConnection
 
 from phalanx.api.auth.audited_call import CURRENT_CALL
 from phalanx.api.auth.authenticator import Authenticator
+from phalanx.api.auth.device_logins import DeviceLogins
 from phalanx.api.auth.program_access import ProgramAccess
 from phalanx.api.auth.provider_sign_in import ProviderSignIn
 from phalanx.api.auth.secret_seal import SecretSeal
@@ -85,6 +86,7 @@ class ApiRuntime:
         self.fleet_feed = FleetFeed(partial(fleet_frame, services), heartbeat_s=services.limits.heartbeat_s)
         self.access_changes = Broadcast()
         self.provider_sign_in = ProviderSignIn(services, run_in_thread, self._answer_of)
+        self.device_logins = DeviceLogins(services.clock)
         self.secret_seal = SecretSeal(services.secret_keys)
         self.secrets_lock = asyncio.Lock()  # no secret is set while all are encrypted again
         self.program_access = ProgramAccess(services.clock)

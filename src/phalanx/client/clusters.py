@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from phalanx.client.input_files import read_small_json
-from phalanx.core.errors import BadFile, BadRequest, NotFound
+from phalanx.core.errors import BadFile, BadRequest, Conflict, NotFound
 
 CLUSTER_VARIABLE: Final = "PHALANX_CLUSTER"
 _FILE: Final = "clusters.json"
@@ -76,6 +76,21 @@ class SavedClusters(NamedTuple):
         if name:
             self.require(name)
         return self._replace(current=name)
+
+    def renamed(self, name: str, new: str) -> SavedClusters:
+        """Return them with this one under another name, in its place.
+
+        Raises:
+            NotFound: it is not saved.
+            Conflict: another one has the new name.
+            BadRequest: the new name is not valid.
+        """
+        cluster = self.require(name)._replace(name=new)
+        if new in self.clusters and new != name:
+            raise Conflict(f"a cluster {new} is saved already", hint="remove or rename that one first")
+        self.with_cluster(cluster)
+        clusters = {new if key == name else key: cluster if key == name else one for key, one in self.clusters.items()}
+        return SavedClusters(clusters=clusters, current=new if self.current == name else self.current)
 
     def without(self, name: str) -> SavedClusters:
         """Return them without this one.

@@ -15,13 +15,14 @@ else:
 class LoginApi(ApiCalls):
     """Get a token by signing in."""
 
-    def start_device_login(self) -> api.DeviceLogin:
-        """Let the head ask the provider for a code to type in there.
+    def start_device_login(self, note: str = "") -> api.DeviceLogin:
+        """Return a code to type in at the provider, or at the head if the URLs are paths. `note`: what the head's page shows.
 
         Raises:
-            NotFound: the head has no provider, or the provider offers no such codes.
+            TryLater: too many logins wait.
+            NotFound: the head has no page for codes, and no provider that offers them.
         """
-        return decode_record(self._post("/v1/login/device", None), api.DeviceLogin)
+        return decode_record(self._post("/v1/login/device", {"note": note}), api.DeviceLogin)
 
     def finish_device_login(self, handle: str, note: str = "") -> api.LoginReply:
         """Return the token, or `pending`."""

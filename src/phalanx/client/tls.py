@@ -99,6 +99,44 @@ def fetch_ca(name: str, port: int, wanted: str) -> str:
         Unreachable: no answer.
     """
     expected = canonical_fingerprint(wanted)
+    body, found = _offered_ca(name, port)
+    if found != expected:
+        raise NotPermitted(
+            f"the head at {name}:{port} has a CA certificate with fingerprint {found}, not {expected}; nothing was sent to it",
+            hint=Hint(HintCode.COMPARE_FINGERPRINT),
+        )
+    return body
+
+
+def unknown_ca(url: str) -> tuple[str, str, Unreachable] | None:
+    """Return the CA that a head offers and its fingerprint, unverified, with the error for using it; None if its certificate is trusted, and over plain HTTP.
+
+    Raises:
+        PhalanxError: the head does not answer, or its certificate is wrong in another way.
+    """
+    secure, name, port = split_url(url)
+    if not secure:
+        return None
+    connection = HeadHttp(f"https://{joined_address(name, port)}", lambda: context_for(url))
+    try:
+        connection.request("GET", "/v1/ca", headers={}, timeout_s=FETCH_S).read(CA_BYTES_MAX)
+    except ssl.SSLCertVerificationError as error:
+        why = certificate_error(error, url)
+        if error.verify_code in (_TOO_EARLY, _TOO_LATE, *_OTHER_NAME):
+            raise why from error
+        return (*_offered_ca(name, port), why)
+    except BROKEN as error:
+        broken = handshake_error(error, url)
+        if broken is not None:
+            raise broken from error
+        return None  # the login itself says why the head does not answer
+    finally:
+        connection.close()
+    return None
+
+
+def _offered_ca(name: str, port: int) -> tuple[str, str]:
+    """Return the CA that a head offers, and its fingerprint."""
     connection = HeadHttp(f"https://{joined_address(name, port)}", unverified_context)
     try:
         reply = connection.request("GET", "/v1/ca", headers={}, timeout_s=FETCH_S)
@@ -121,12 +159,7 @@ def fetch_ca(name: str, port: int, wanted: str) -> str:
             f"{name}:{port} answers, but is not a head that servers can join (status {reply.status})",
             hint=Hint(HintCode.USE_PRINTED_ADDRESS),
         ) from error
-    if found != expected:
-        raise NotPermitted(
-            f"the head at {name}:{port} has a CA certificate with fingerprint {found}, not {expected}; nothing was sent to it",
-            hint=Hint(HintCode.COMPARE_FINGERPRINT),
-        )
-    return body.decode("ascii")
+    return body.decode("ascii"), found
 
 
 def canonical_fingerprint(wanted: str) -> str:

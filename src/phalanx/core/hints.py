@@ -113,7 +113,6 @@ class HintCode(enum.Enum):
     MAP_GROUPS = "map-groups", "change what the groups at the sign-in provider give"
     ADD_MEMBER = "add-member", "add a member to project {project} first"
     SIGN_IN_AGAIN = "sign-in-again", "sign in again at the provider"
-    LOGIN_BY_BROWSER = "login-by-browser", "sign in by a browser on the same machine"
     LOGIN = "login", "log in to the cluster {cluster}"
     LOGIN_AGAIN = "login-again", "start the login again"
     CHECK_SIGN_IN = "check-sign-in", "an admin can check the sign-in provider"

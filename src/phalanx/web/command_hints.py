@@ -60,7 +60,6 @@ RENDERINGS: Final[Mapping[HintCode, str]] = {
     HintCode.MAP_GROUPS: "phalanx sign-in map GROUP --role ...",
     HintCode.ADD_MEMBER: "phalanx projects set {project} --add-member NAME",
     HintCode.SIGN_IN_AGAIN: "phalanx login, or the page of the head, signs you in again",
-    HintCode.LOGIN_BY_BROWSER: "phalanx login --browser",
     HintCode.LOGIN: "phalanx --cluster {cluster} login",
     HintCode.LOGIN_AGAIN: "phalanx login starts it again",
     HintCode.CHECK_SIGN_IN: "for admins: phalanx sign-in check",

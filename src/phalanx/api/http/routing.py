@@ -328,6 +328,7 @@ OPEN_ROUTES: Final = frozenset(
         *("/v1/health", "/v1/ca", "/", "/sign-in", "/sign-out", ASSET_PATH),
         *("/sign-in/provider", RETURN_PATH, "/sign-in/finish"),
         *("/login/{port}/{challenge}/{state}", "/v1/login/device", "/v1/login/device/token", "/v1/login/token"),
+        *("/device", "/device/{code}"),
     }
 )
 

@@ -21,7 +21,7 @@ from phalanx.core.units import format_duration
 @list_options
 @click.pass_context
 def config(context: click.Context, as_json: bool, watch: bool) -> None:
-    """Saved clusters: list, use, show or remove them. `phalanx login` saves one."""
+    """Saved clusters: list, use, show, rename or remove them. `phalanx login` saves one."""
     if context.invoked_subcommand is None:
         show_list(_list, as_json=as_json, watch=watch)
 
@@ -96,6 +96,15 @@ def remove(name: str, revoke: bool) -> None:
     write_clusters(saved.without(name))
     ends = "its token is revoked" if revoke else "its token stays valid until it ends or is revoked"
     print(strip_control(f"cluster {name} removed; {ends}"))
+
+
+@config.command()
+@click.argument("name")
+@click.argument("new")
+def rename(name: str, new: str) -> None:
+    """Call the cluster NAME by the name NEW."""
+    write_clusters(read_clusters().renamed(name, new))
+    print(strip_control(f"cluster {name} is now called {new}"))
 
 
 def _list() -> ListView:

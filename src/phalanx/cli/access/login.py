@@ -14,7 +14,7 @@ import time
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urljoin, urlsplit
 
 import click
 
@@ -22,7 +22,7 @@ from phalanx.cli.browser import open_browser
 from phalanx.cli.connection import PROVIDER_ANSWER_S
 from phalanx.cli.terminal import strip_control
 from phalanx.client.clusters import CLUSTER_VARIABLE, SavedCluster, read_clusters, write_clusters
-from phalanx.core.errors import NotFound, TryLater, WaitTimedOut
+from phalanx.core.errors import NotFound, NotPermitted, TryLater, WaitTimedOut
 from phalanx.core.units import format_duration
 from phalanx.core.work.names import is_name
 
@@ -37,12 +37,12 @@ _PASTED: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 @click.command()
 @click.argument("url", required=False)
 @click.option("--name", help="Name under which the cluster is saved: the host's by default.")
-@click.option("--browser", is_flag=True, help="By a browser on this machine, even if the provider offers codes.")
+@click.option("--browser", is_flag=True, help="By a browser on this machine, instead of a code.")
 def login(url: str | None, name: str | None, browser: bool) -> None:
     """Sign in, and save the token with the cluster. URL is the head's; without it, that of --cluster or of the head in use.
 
-    If the provider offers codes, type one in there in a browser on any machine. Else a browser on this machine signs you in.
-    Verify a head with a CA of its own by PHALANX_FINGERPRINT or PHALANX_CA; the CA is saved too.
+    It shows a code and a page on which to type it in, in a browser on any machine: at the sign-in provider if that offers codes, else at the head.
+    The first login at a head with a CA of its own shows its fingerprint and asks; PHALANX_FINGERPRINT or PHALANX_CA answer that. The CA is saved too.
     """
     from phalanx.client import Client
     from phalanx.client.tls import trusted_ca
@@ -57,6 +57,7 @@ def login(url: str | None, name: str | None, browser: bool) -> None:
     name = name or chosen or next((one.name for one in saved.clusters.values() if one.url == url), "") or _host(url)
     before = saved.clusters.get(name)
     ca = trusted_ca(url.partition(",")[0]) or ("" if before is None or before.url != url else before.ca)
+    ca = ca or _accepted_ca(url.partition(",")[0])
     saved.with_cluster(SavedCluster(name=name, url=url))  # refuses a bad name before anyone signs in
     client = Client(url, "none", answer_timeout_s=PROVIDER_ANSWER_S, ca=ca)
     with client as head:
@@ -71,6 +72,28 @@ def login(url: str | None, name: str | None, browser: bool) -> None:
     print("next: phalanx ps" if saved.current == name else f"next: phalanx config use {name}")
 
 
+def _accepted_ca(url: str) -> str:
+    """The CA of a head that this machine does not know, once the user has compared its fingerprint; "" for a head that it knows.
+
+    Raises:
+        Unreachable: it does not know the head, and no one can be asked.
+        NotPermitted: the user said no.
+    """
+    from phalanx.client.tls import unknown_ca
+
+    found = unknown_ca(url)
+    if found is None:
+        return ""
+    ca, shown, error = found
+    if not sys.stdin.isatty():
+        raise error
+    print(f"this machine does not know the CA of {url}\nfingerprint: {shown}", file=sys.stderr)
+    print("compare it with the one that `phalanx join --print` prints on the head", file=sys.stderr)
+    if not click.confirm("Is it the same?", err=True):
+        raise NotPermitted("nothing was sent to a head with that fingerprint")
+    return ca
+
+
 def _host(url: str) -> str:
     host = urlsplit(url.partition(",")[0]).hostname or ""
     name = host if host.replace(".", "").isdecimal() else host.partition(".")[0]
@@ -81,17 +104,18 @@ def _sign_in(head: Client, *, note: str, browser: bool) -> LoginReply:
     if not browser:
         try:
             return _by_device(head, note)
-        except NotFound:  # no provider, or one without codes
+        except NotFound:  # a head of an earlier release, without a provider or with one without codes
             pass
     return _by_browser(head, note)
 
 
 def _by_device(head: Client, note: str) -> LoginReply:
-    device = head.start_device_login()
+    device = head.start_device_login(note)
+    place = urljoin(f"{head.transport.url()}/", device.verification_url)
     print(strip_control(f"code: {device.user_code}"), file=sys.stderr)
-    print(strip_control(f"next: type it in at {device.verification_url}"), file=sys.stderr)
+    print(strip_control(f"next: type it in at {place}"), file=sys.stderr)
     if device.complete_url:
-        open_browser(device.complete_url)
+        open_browser(urljoin(place, device.complete_url))
     ends_s = time.monotonic() + device.expires_in_s
     while time.monotonic() < ends_s:
         time.sleep(device.interval_s)

@@ -7,8 +7,14 @@ import msgspec
 from phalanx.core.ids import TokenId, UserId
 
 
+class DeviceLoginStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`note`: what the command line says of itself and its machine; the head's page shows it."""
+
+    note: str = ""
+
+
 class DeviceLogin(msgspec.Struct, frozen=True, kw_only=True):
-    """A code that the person types in at the provider. `handle`: to ask with whether they have; `complete_url` contains the code."""
+    """A code that the person types in at the provider, or at the head if the URLs are paths. `handle`: to ask with whether they have; `complete_url` contains the code."""
 
     handle: str
     user_code: str
