@@ -135,7 +135,10 @@ def test_jobs_with_files_needed_jobs_and_arrays_with_such_an_element_stay(head, 
 
 def test_those_who_may_not_see_a_job_do_not_see_its_archive_either(call):
     before = {role: call(role, "GET", "/v1/jobs/4").json() for role in ("user", "other", "viewer")}
+    request = call("user", "GET", "/v1/jobs/4/request").json()
     archive(call)
+    assert call("user", "GET", "/v1/jobs/4/request").json() == request
+    assert call("other", "GET", "/v1/jobs/4/request").status_code == 403
     for role, seen in before.items():
         assert call(role, "GET", "/v1/jobs/4").json() == {**seen, "archived": "2026-07"}
     assert "train.py" not in call("other", "GET", "/v1/jobs/4").text
@@ -150,6 +153,7 @@ def test_those_who_may_not_see_a_job_do_not_see_its_archive_either(call):
 def test_unknown_jobs_are_not_found(call, job_id):
     archive(call)
     assert call("user", "GET", f"/v1/jobs/{job_id}").status_code == 404
+    assert call("user", "GET", f"/v1/jobs/{job_id}/request").status_code == 404
 
 
 @pytest.mark.parametrize("month", ["2026-7", "2026-13", "..", "2026-07%2f..", "x" * 100])

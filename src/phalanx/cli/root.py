@@ -32,6 +32,7 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
     "Jobs": {
         "run": CommandEntry("phalanx.cli.jobs.run:run", "Run a command or job file and follow it."),
         "submit": CommandEntry("phalanx.cli.jobs.submit:submit", "Submit a command or job file and return."),
+        "rerun": CommandEntry("phalanx.cli.jobs.rerun:rerun", "Submit a job again, with other values if asked."),
         "sweep": CommandEntry(
             "phalanx.cli.sweep.command:sweep", "Search parameters by many jobs, and stop the bad ones early."
         ),

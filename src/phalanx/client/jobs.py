@@ -112,6 +112,10 @@ class JobsApi(ApiCalls):
         """Return one job with its attempts; of an array one job for all elements, with the number in each state."""
         return self._get(f"/v1/jobs/{path_segment(job_id)}", api.JobDetail)
 
+    def job_keys(self, job_id: str) -> api.JobKeysReply:
+        """Return the keys of a job file that would submit the job or array again."""
+        return self._get(f"/v1/jobs/{path_segment(job_id)}/request", api.JobKeysReply)
+
     def update(self, job_id: str, **changes: str | float | None) -> api.JobView:
         """Change name, priority, time ("2h"), queue or begin ("2h" from now, or Unix seconds)."""
         body = {name: value for name, value in changes.items() if value is not None}

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from phalanx.client.api_calls import ApiCalls, LazyModule, decode_record, encode_body, path_segment
 
 if TYPE_CHECKING:
+    from phalanx.wire.api import jobs as jobs_api
     from phalanx.wire.api import services as api
 else:
+    jobs_api = LazyModule("phalanx.wire.api.jobs")
     api = LazyModule("phalanx.wire.api.services")
 
 
@@ -24,6 +26,10 @@ class ServicesApi(ApiCalls):
     def service(self, name: str) -> api.ServiceDetail:
         """Return one service with its revisions and replicas."""
         return self._get(f"/v1/services/{path_segment(name)}", api.ServiceDetail)
+
+    def service_keys(self, name: str) -> jobs_api.JobKeysReply:
+        """Return the keys of a job file that would submit the newest revision again."""
+        return self._get(f"/v1/services/{path_segment(name)}/request", jobs_api.JobKeysReply)
 
     def submit_service(self, spec: Mapping[str, object]) -> api.ServiceView:
         """Submit a service, given as the keys of a job file with `type: service`. Repeating it is safe."""

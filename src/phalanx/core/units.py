@@ -57,6 +57,17 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
+def exact_duration(seconds: float) -> str:
+    """Format seconds so that `parse_duration_s` gives them again: `2h`, `1h30m`, `1d12h`, `2.5s`."""
+    if not seconds.is_integer():
+        return f"{seconds:.9f}".rstrip("0") + "s"
+    left, parts = int(seconds), []
+    for unit in ("d", "h", "m", "s"):
+        count, left = divmod(left, int(_UNIT_S[unit]))
+        parts.append(f"{count}{unit}" if count else "")
+    return "".join(parts) or "0s"
+
+
 def parse_memory_bytes(text: object, *, what: str = "memory") -> int:
     """Parse `64`, `64G`, `64GiB` or `512M` into bytes; a bare number is GiB (DESIGN 4).
 

@@ -293,12 +293,22 @@ def authorize_job(store: Store, caller: Caller, action: Action, job_id: JobId, *
         NotPermitted: it belongs to another user.
     """
     job = (first_element(store, job_id) if arrays and store.job(job_id) is None else None) or require_job(store, job_id)
+    require_job_access(caller, action, job)
+    return job
+
+
+def require_job_access(caller: Caller, action: Action, job: Job | Service) -> None:
+    """Check that the caller may take the action on a job or service.
+
+    Raises:
+        NotPermitted: it belongs to another user.
+    """
     if not may_access_job(caller, action, owner=job.user, project=job.project):
+        kind = "job" if isinstance(job, Job) else "service"
         raise NotPermitted(
-            f"job {job.id} belongs to {job.user} in {job.project}; {caller.user} may not {_OF_A_JOB.get(action, 'access')} it",
+            f"{kind} {job.id} belongs to {job.user} in {job.project}; {caller.user} may not {_OF_A_JOB.get(action, 'access')} it",
             hint="ask its owner, an admin of its project or an operator",
         )
-    return job
 
 
 def reauthorize(

@@ -38,6 +38,7 @@ from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.launchers import alternatives_notes, launch_notes, role_notes
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.requirements import requirements_note
+from phalanx.core.work.sbatch_scripts.submitted_again import with_script_key
 from phalanx.core.work.secret import variables_like_secrets
 from phalanx.core.work.spec import JobSpec, LaunchMode, Role
 from phalanx.core.work.users import Action
@@ -92,6 +93,7 @@ async def submit_request(runtime: ApiRuntime, caller: Caller, body: bytes, key: 
     spec = submitted_spec(runtime, decode_body(body, dict[str, Any]))
     if spec.role.launch is LaunchMode.ONCE:  # its processes on several nodes recognize each other by it
         spec = replace(spec, gang_key=secrets.token_hex(16))
+    spec = with_script_key(spec, secrets.token_hex(16))
     if spec.plan:
         spec = with_whole_tensor_groups(spec, _fleet(runtime))
     parents = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -44,6 +44,7 @@ class JobRequest:
     Attributes:
         copy: whether the working directory is uploaded with the job.
         slurm_names: partition and account of an `#SBATCH` script, which only the head can resolve.
+        again: the keys are those of an earlier job, whose files are where they were: no copy is made of its own accord.
         plan_request: planning request of a file whose `plan:` is a mapping. `resolve_plan` plans it before submission; `mapping` has no `plan` then.
     """
 
@@ -52,6 +53,7 @@ class JobRequest:
     copy: bool
     plan_request: PlanRequest | None = None
     slurm_names: SlurmNames | None = None
+    again: bool = False
 
 
 class DoubleDashCommand(click.Command):
@@ -89,6 +91,13 @@ def job_options(command: F) -> F:
     return command
 
 
+def override_options(command: F) -> F:
+    """Add every option that describes a job, for a command that changes an earlier one."""
+    for option in reversed(_OPTIONS[1:]):
+        command = option(command)
+    return command
+
+
 def job_request(context: click.Context, given: Mapping[str, Any], *, beside: str = "") -> JobRequest:
     """Return the job that a command line describes.
 
@@ -105,11 +114,7 @@ def job_request(context: click.Context, given: Mapping[str, Any], *, beside: str
     script = _batch_script(given["file"], words)
     path = None if script is not None else _job_file(given["file"], words, context.command_path)
     # Options have the names of the keys of a job file, except FILE, --copy and those that add to a key of the file.
-    options = {
-        key: value for key, value in given.items() if key in KEY_KINDS and key not in _ADDED and value is not None
-    }
-    if named_software := {form: given[form] for form in SOFTWARE_OPTIONS if given.get(form) is not None}:
-        options["software"] = named_software
+    options = _option_keys(given)
     here = os.getcwd()
     named = None
     where: Callable[[str], str]
@@ -128,31 +133,67 @@ def job_request(context: click.Context, given: Mapping[str, Any], *, beside: str
         mapping = dict(file.mapping)
         here = os.path.dirname(os.path.abspath(path)) if mapping.get("workdir") and path != "-" else here
         where = lambda key: _flag(key) if key in options else file.location(key)  # noqa: E731  # shorter than a function
-    mapping.update(options)
+    mapping = changed_mapping(mapping, given)
     if words is not None:
         mapping["run"] = list(words)
-    if given["env"]:
-        mapping["env"] = {**_pairs_mapping(mapping.get("env")), **dict(given["env"])}
-    if given.get("secrets"):
-        mapping["secrets"] = [*parse_secret_names(mapping.get("secrets") or ()), *given["secrets"]]
-    if given.get("ports"):
-        mapping["ports"] = [*_listed_ports(mapping.get("ports")), *given["ports"]]
-    if given.get("data") or given.get("data_mode"):
-        mode = {"mode": given["data_mode"]} if given.get("data_mode") else {}
-        mapping["data"] = {**_pairs_mapping(mapping.get("data")), **_pairs_mapping(given.get("data") or ()), **mode}
     mapping["workdir"] = _workdir(mapping.get("workdir"), here, typed="workdir" in options)
-    now_s = time.time()
-    to_plan = None
+    plans = os.getcwd() if "plan" in options or path in {None, "-"} else _folder_of(path)
     try:
-        if mapping.get("plan") is not None:
-            to_plan = _take_plan(mapping, os.getcwd() if "plan" in options or path in {None, "-"} else _folder_of(path))
-        if mapping.get("begin") is not None:
-            mapping["begin"] = _begin_time(mapping["begin"], now_s)
-        spec = spec_from_mapping(mapping, workdir=here, now_s=now_s)
+        return replace(_validated(mapping, here, plans, copy=bool(given["copy"])), slurm_names=named)
     except InvalidKey as error:
         raise _with_location(error, where(error.key), from_file=path is not None and error.key not in options) from None
-    mapping = {key: value for key, value in mapping.items() if value is not None}
-    return JobRequest(mapping=mapping, spec=spec, copy=bool(given["copy"]), plan_request=to_plan, slurm_names=named)
+
+
+def job_request_again(mapping: Mapping[str, object], given: Mapping[str, Any]) -> JobRequest:
+    """Return the job of an earlier job's keys, with the values of `override_options`.
+
+    Raises:
+        BadRequest: options are wrong or contradict the keys.
+    """
+    found = changed_mapping(mapping, given)
+    if given.get("workdir") is not None:
+        found["workdir"] = _workdir(given["workdir"], os.getcwd(), typed=True)
+    if given["copy"]:
+        found.pop("upload", None)
+    try:
+        return replace(_validated(found, "/", os.getcwd(), copy=bool(given["copy"])), again=True)
+    except InvalidKey as error:
+        raise _with_location(error, _flag(error.key), from_file=False) from None
+
+
+def changed_mapping(mapping: Mapping[str, object], given: Mapping[str, Any]) -> dict[str, object]:
+    """Return the keys of a job with those that options give; variables, secrets, ports and datasets are added."""
+    found = {**mapping, **_option_keys(given)}
+    if given["env"]:
+        found["env"] = {**_pairs_mapping(found.get("env")), **dict(given["env"])}
+    if given.get("secrets"):
+        found["secrets"] = [*parse_secret_names(found.get("secrets") or ()), *given["secrets"]]
+    if given.get("ports"):
+        found["ports"] = [*_listed_ports(found.get("ports")), *given["ports"]]
+    if given.get("data") or given.get("data_mode"):
+        mode = {"mode": given["data_mode"]} if given.get("data_mode") else {}
+        found["data"] = {**_pairs_mapping(found.get("data")), **_pairs_mapping(given.get("data") or ()), **mode}
+    return found
+
+
+def _option_keys(given: Mapping[str, Any]) -> dict[str, object]:
+    found = {key: value for key, value in given.items() if key in KEY_KINDS and key not in _ADDED and value is not None}
+    if software := {form: given[form] for form in SOFTWARE_OPTIONS if given.get(form) is not None}:
+        found["software"] = software
+    return found
+
+
+def _validated(mapping: dict[str, object], here: str, plans: str, *, copy: bool) -> JobRequest:
+    """Return the job of a mapping. `here`: its default working directory; `plans`: the folder of its plan file."""
+    now_s = time.time()
+    to_plan = None
+    if mapping.get("plan") is not None:
+        to_plan = _take_plan(mapping, plans)
+    if mapping.get("begin") is not None:
+        mapping["begin"] = _begin_time(mapping["begin"], now_s)
+    spec = spec_from_mapping(mapping, workdir=here, now_s=now_s)
+    kept = {key: value for key, value in mapping.items() if value is not None}
+    return JobRequest(mapping=kept, spec=spec, copy=copy, plan_request=to_plan)
 
 
 def _check_component_options(mapping: Mapping[str, object], options: Mapping[str, object]) -> None:

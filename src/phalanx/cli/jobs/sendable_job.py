@@ -27,9 +27,11 @@ def sendable_mapping(head: Client, wanted: JobRequest) -> dict[str, object]:
         from phalanx.cli.jobs.sbatch_script import resolve_slurm_names
 
         mapping = resolve_slurm_names(head, mapping, wanted.slurm_names)
-    if wanted.copy or not shares_file_system(head):
+    shared = shares_file_system(head)
+    if wanted.copy or not (shared or wanted.again):
         return {**mapping, **_send_copy(head, wanted.spec)}
-    check_local_files(wanted.spec)
+    if shared and not wanted.spec.upload:
+        check_local_files(wanted.spec)
     return mapping
 
 

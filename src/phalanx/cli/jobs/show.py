@@ -55,14 +55,24 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--story", "whole_history", is_flag=True, help="Print the whole history, not only the newest lines.")
 @click.option("--plot", type=click.Choice(PLOTS), default=None, help="Draw a curve of its steps instead.")
 @click.option("--output", metavar="FILE", default=None, help="Write the curve as .svg or .png.")
+@click.option("--file", "as_file", is_flag=True, help="Print the job file that would submit it again.")
 @list_options
-def show_(job: str, whole_history: bool, plot: str | None, output: str | None, as_json: bool, watch: bool) -> None:
+def show_(
+    job: str, whole_history: bool, plot: str | None, output: str | None, as_file: bool, as_json: bool, watch: bool
+) -> None:
     """Show one job or service: history, attempts, nodes of the ranks, checkpoints, usage; or a curve of its steps."""
     if output is not None and plot is None:
         raise BadRequest("--output needs --plot", hint="--plot loss --output loss.svg")
     if output is not None:
         check_output(output)
     head = connect()
+    if as_file:
+        if watch or plot is not None:
+            raise BadRequest("--file prints a job file alone", hint="leave out --watch and --plot")
+        from phalanx.cli.jobs.job_keys import show_job_file
+
+        show_job_file(head, job, as_json=as_json)
+        return
     if plot is not None:
         _show_curve(head, resolve_job(head, job), plot, output, as_json=as_json, watch=watch)
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -11,6 +11,7 @@ from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
 from phalanx.cli.jobs.job_request import (
     DoubleDashCommand,
+    F,
     JobRequest,
     job_options,
     job_request,
@@ -25,18 +26,30 @@ if TYPE_CHECKING:
     from phalanx.client import Client, Submission
 
 
+_AFTERWARDS: Final = (
+    click.option("--wait", is_flag=True, help="Wait until the job ends, and exit with its exit code."),
+    click.option(
+        "--timeout",
+        type=DURATION,
+        metavar="TIME",
+        help="With --wait: exit with 124 after this time; the job continues.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Submit nothing; print expected nodes, start and GPU-hours."),
+    click.option("--json", "as_json", is_flag=True, help="Print the job as JSON."),
+    click.option("--quiet", is_flag=True, help="Print only the id of the job."),
+)
+
+
+def wait_options(command: F) -> F:
+    """Add the options that say what is printed after the submission, and whether to wait."""
+    for option in reversed(_AFTERWARDS):
+        command = option(command)
+    return command
+
+
 @click.command(cls=DoubleDashCommand)
 @job_options
-@click.option("--wait", is_flag=True, help="Wait until the job ends, and exit with its exit code.")
-@click.option(
-    "--timeout",
-    type=DURATION,
-    metavar="TIME",
-    help="With --wait: exit with 124 after this time; the job continues.",
-)
-@click.option("--dry-run", is_flag=True, help="Submit nothing; print expected nodes, start and GPU-hours.")
-@click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
-@click.option("--quiet", is_flag=True, help="Print only the id of the job.")
+@wait_options
 @click.pass_context
 def submit(
     context: click.Context, /, wait: bool, timeout: str | None, dry_run: bool, as_json: bool, quiet: bool, **given: Any
@@ -57,6 +70,13 @@ def submit(
 
         submit_service(head, wanted, as_json=as_json, quiet=quiet)
         return 0
+    return submit_and_wait(head, wanted, wait=wait, timeout=timeout, dry_run=dry_run, as_json=as_json, quiet=quiet)
+
+
+def submit_and_wait(
+    head: Client, wanted: JobRequest, *, wait: bool, timeout: str | None, dry_run: bool, as_json: bool, quiet: bool
+) -> int:
+    """Submit a job, print it, and wait for its end if asked; with `dry_run` only print what would happen. Return the exit code."""
     if wanted.plan_request is not None:
         from phalanx.cli.plan.job_plan import resolve_plan
 

@@ -45,6 +45,19 @@ def parse_begin_s(value: object, *, now_s: float | None) -> float:
     return _bounded(now_s + (parse_duration_s(after.group(1), what="begin") if after is not None else 0.0), text)
 
 
+def begin_text(at_s: float) -> str:
+    """The time as a date in UTC that `parse_begin_s` reads back; a fraction of a second as Unix seconds."""
+    if not at_s.is_integer():
+        return repr(at_s)
+    day, second = divmod(int(at_s), 86400)
+    year = 1971 + day * 400 // 146_097  # that year or the one before: 400 years have 146,097 days
+    while _days_since_1970(year, 1, 1) > day:
+        year -= 1
+    month = next(month for month in range(12, 0, -1) if _days_since_1970(year, month, 1) <= day)
+    of_month = day - _days_since_1970(year, month, 1) + 1
+    return f"{year}-{month:02}-{of_month:02}T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}Z"
+
+
 def _unix_s(zoned: re.Match[str], text: str) -> float:
     year, month, day, hour, minute, second = (int(part or 0) for part in zoned.groups()[:6])
     if not (year >= 1970 and 1 <= month <= 12 and 1 <= day <= _days_in(year, month)):

@@ -467,7 +467,7 @@ def combine_gpu_options(
                 hint="give one of the two",
             )
         return gpus
-    if nodes is None and gpus_per_node is None:
+    if nodes is None and (gpus_per_node is None or gpus_per_node == gpus.total == 0):
         return gpus
     if nodes is None and gpus_per_node:
         nodes, rest = divmod(gpus.total, gpus_per_node)

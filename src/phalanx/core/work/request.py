@@ -162,7 +162,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
     given = {key: value for key, value in mapping.items() if value is not None}
     for key in given:
         check_key(key)
-    argv, script = _run(given)
+    argv, script = command_of(given)
     array = _read(given, "array", parse_array, None)
     name = _name(given, argv, script)
     service = parse_service_terms(given, name)
@@ -304,10 +304,13 @@ def _check_roles(spec: JobSpec) -> None:
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-def _run(given: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
+def command_of(given: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
     """The command as words, or as a shell text; exactly one of the two is not empty.
 
     A single line of plain words is split here: then no shell runs between the supervisor and the task, and Python ranks may start warm.
+
+    Raises:
+        InvalidKey: there is no command.
     """
     value = given.get("run")
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
@@ -318,12 +321,15 @@ def _run(given: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
     text = _text(given, "run")
     if not text.strip():
         _no_command()
+    words = plain_command_words(text)
+    return (words, "") if words else ((), text)
+
+
+def plain_command_words(text: str) -> tuple[str, ...]:
+    """The words of a command that needs no shell; empty for any other text."""
     line = text.strip()
-    if _PLAIN_WORDS.fullmatch(line):
-        words = tuple(line.split())
-        if words[0] not in _SHELL_FIRST and "=" not in words[0]:
-            return words, ""
-    return (), text
+    words = tuple(line.split()) if _PLAIN_WORDS.fullmatch(line) else ()
+    return words if words and words[0] not in _SHELL_FIRST and "=" not in words[0] else ()
 
 
 def _no_command() -> NoReturn:
@@ -365,7 +371,7 @@ def _name(given: Mapping[str, object], argv: tuple[str, ...], script: str) -> st
             (word for word in words[1:] if word.endswith((".py", ".sh")) and not word.startswith("-")), chosen
         )
     base = chosen.rstrip("/").rsplit("/", 1)[-1] or "job"
-    return "".join(_PRINTABLE.findall(base))[:JOB_NAME_MAX] or "job"
+    return "".join(_PRINTABLE.findall(base))[:JOB_NAME_MAX].strip() or "job"
 
 
 def _gpus(given: Mapping[str, object]) -> GpuRequest:

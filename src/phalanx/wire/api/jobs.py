@@ -353,6 +353,20 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     wake: str | None = None
 
 
+class JobKeysReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys that would submit a job or service again.
+
+    Attributes:
+        keys: as in a job file, without those that have their default.
+        hidden_env: variables whose values only the owner sees; they are not in `keys`.
+        copy_lost: the head no longer has the copy of the working directory that `upload` names.
+    """
+
+    keys: dict[str, Any]
+    hidden_env: list[str] = []
+    copy_lost: bool = False
+
+
 class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Changes to a job, or to all live elements of an array; absent fields stay unchanged. `time` and `begin` as in a job file."""
 

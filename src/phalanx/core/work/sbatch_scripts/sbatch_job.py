@@ -46,6 +46,10 @@ _GPU_FEATURE: Final = re.compile(
 _GPUS: Final = re.compile(r"(?:([A-Za-z0-9_.+\-]+):)?([0-9]{1,6})")
 _MIG_TYPE: Final = re.compile(r"(?:([a-z0-9_.-]*?)[_.-])?([0-9]{1,2}g\.[0-9]{1,4}gb(?:\+me)?)")
 _TYPE_MEMORY: Final = re.compile(r"[0-9]{1,4}gb")
+SCRIPT_KEY: Final = "key"
+"""The key of a job's `slurm` by which its processes on several nodes recognize each other: a secret."""
+ARRAY_SETTING: Final = "array"
+"""The key of a job's `slurm` with the elements of its array, in the order of which they are numbered."""
 SLURM_KEYS: Final = frozenset(
     {
         "ntasks",
@@ -79,9 +83,9 @@ SLURM_KEYS: Final = frozenset(
         "partition",
         "account",
         "signal",
-        "array",
+        ARRAY_SETTING,
         "components",
-        "key",
+        SCRIPT_KEY,
         "export",
     }
 )
@@ -151,7 +155,7 @@ def convert_script(
         "partition": options.text("partition"),
         "account": options.text("account"),
         "signal": script_signal(options),
-        "array": options.text("array").partition("%")[0],
+        ARRAY_SETTING: options.text("array").partition("%")[0],
         "components": _components(others, shards_per_gpu, options.notes),
     }
     mapping: dict[str, object] = {
