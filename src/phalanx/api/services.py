@@ -272,7 +272,7 @@ class ApiLimits:
         recheck_s: how late a change that no API route made (a plan, a report of an engine) reaches a follower.
         streams_open: open event streams of all callers together; one user gets `per_user_share` of them.
         exec_sessions: open sessions, likewise.
-        program_connections: open connections to web programs of jobs, likewise. Each may hold 1 MiB of one that its browser does not read.
+        program_connections: open connections to web programs of jobs, likewise. Each may hold 1 MiB that its browser does not read, or parts of two messages of a WebSocket (16 MiB each).
         exec_buffer_bytes: bytes of one session on their way in one direction.
         plan_stop_lease_s: lease that a planned stop grants; it waits `plan_stop_wait_s` for renewals, three intervals of a small fleet.
     """
@@ -290,7 +290,7 @@ class ApiLimits:
     recheck_s: float = 0.25
     streams_open: int = 1000
     exec_sessions: int = 200
-    program_connections: int = 400
+    program_connections: int = 256
     exec_buffer_bytes: int = MIB
     plan_stop_lease_s: float = 600.0
     plan_stop_wait_s: float = 5.0

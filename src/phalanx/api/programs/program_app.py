@@ -8,6 +8,7 @@ of a host. It counts here only for requests that pages of this origin made or th
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
@@ -15,7 +16,7 @@ from typing import Final
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketState
 
 from phalanx.api.auth.audited_call import audit_call_of
 from phalanx.api.auth.authenticator import authorize_job, reauthorize, require_action
@@ -30,7 +31,7 @@ from phalanx.api.programs.forwarded_headers import ProgramAddress
 from phalanx.api.programs.http_forwarding import BrowserLeft, HttpForwarding, NothingListens
 from phalanx.api.programs.port_channels import PortChannels
 from phalanx.api.programs.targets import OPEN_PATH, ProgramTarget, parse_label, parse_program_path
-from phalanx.api.programs.websocket_forwarding import WebSocketForwarding
+from phalanx.api.programs.websocket_forwarding import MESSAGE_BYTES_MAX, WebSocketForwarding
 from phalanx.api.runtime import ApiRuntime
 from phalanx.api.services import ProgramListener
 from phalanx.core.access.caller import Caller
@@ -41,7 +42,7 @@ from phalanx.core.work.users import Action
 from phalanx.web.assets import load_assets
 from phalanx.web.program_pages import leading_page, problem_page, sign_in_again_page
 
-MESSAGE_BYTES_MAX: Final = 16 << 20  # of a WebSocket, from a browser: a pasted file
+_log: Final = logging.getLogger("phalanx.api")
 _ASSETS: Final = "/.phalanx/"
 _HEADERS: Final = ((b"referrer-policy", b"same-origin"),)
 _AUTHORIZATION: Final = frozenset({b"authorization"})
@@ -128,7 +129,13 @@ class ProgramApp:
                 if scope["type"] == "websocket":
                     websocket = WebSocket(scope, receive, send)
                     scope["state"].get(MESSAGE_LIMIT_SETTER, lambda _: None)(MESSAGE_BYTES_MAX)
-                    await self._watched(WebSocketForwarding(websocket, stream, address, without=without).run, check)
+                    forwarded = WebSocketForwarding(websocket, stream, address, without=without)
+                    try:
+                        await self._watched(forwarded.run, check)
+                    except PhalanxError as error:
+                        if websocket.application_state is WebSocketState.CONNECTING:
+                            raise
+                        _log.info("a WebSocket of port %d of job %s was closed: %s", target.port, job.id, error)
                 else:
                     forwarding = HttpForwarding(scope, receive, send, stream, address, without=without)
                     await self._forward(forwarding, check)

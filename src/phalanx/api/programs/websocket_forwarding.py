@@ -8,7 +8,7 @@ from typing import Final
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidHandshake
+from websockets.exceptions import InvalidHandshake, WebSocketException
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Response as HandshakeResponse
 from websockets.protocol import Event
@@ -19,7 +19,7 @@ from phalanx.api.programs.forwarded_headers import ProgramAddress, request_heade
 from phalanx.api.programs.http_forwarding import ProgramFailed, broken_error, program_target
 from phalanx.api.programs.port_streams import PortStream, PortStreamBroken
 
-MESSAGE_BYTES_MAX: Final = 64 << 20  # from the program: a notebook's picture or table
+MESSAGE_BYTES_MAX: Final = 16 << 20  # in each direction: a picture or table of a notebook, a pasted file
 _ABNORMAL: Final = 1011
 _GIVEN_CODES: Final = frozenset({CloseCode.NO_STATUS_RCVD, CloseCode.ABNORMAL_CLOSURE, CloseCode.TLS_HANDSHAKE})
 _SOCKET_HEADERS: Final = frozenset(
@@ -46,6 +46,7 @@ class WebSocketForwarding:
         path, _, query = target.partition("?")
         uri = WebSocketURI(secure=False, host="127.0.0.1", port=address.port, path=path, query=query)
         self._protocol = ClientProtocol(uri, subprotocols=offered or None, max_size=MESSAGE_BYTES_MAX)
+        self._protocol.debug = False  # it would log all headers, cookies of the program too
         self._request = self._protocol.connect()
         for name, value in request_headers(
             headers, address, scheme=websocket.scope["scheme"], without=without | _SOCKET_HEADERS
@@ -84,9 +85,8 @@ class WebSocketForwarding:
         try:
             done, _ = await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
             for side in done:
-                with contextlib.suppress(
-                    WebSocketDisconnect, PortStreamBroken, RuntimeError
-                ):  # RuntimeError: closed already
+                # WebSocketException, RuntimeError: the other side has closed already.
+                with contextlib.suppress(WebSocketDisconnect, PortStreamBroken, WebSocketException, RuntimeError):
                     side.result()
         finally:
             for side in sides:
