@@ -1,4 +1,4 @@
-"""How fast a port of a job is, reached through the head: one stream in each direction, and round trips. Prints a table, or JSON with --json.
+"""How fast a port of a job is, reached through the head, and how soon `phalanx dev` shows its prompt. Prints a table, or JSON with --json.
 
 Client, head, node and the job's program share this machine. The same program is also reached directly, for what is added.
 """
@@ -6,8 +6,10 @@ Client, head, node and the job's program share this machine. The same program is
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import pty
 import socket
 import statistics
 import sys
@@ -15,7 +17,7 @@ import threading
 import time
 from typing import Any
 
-from benchmarks.cluster import cluster, wait_until
+from benchmarks.cluster import ROOT, cluster, wait_until
 from phalanx.client import Client
 from phalanx.client.port_forward import ForwardedPort, PortForward
 
@@ -54,7 +56,7 @@ os.rename("ports.new", "ports")
 """
 
 
-def measure(size_mib: int, trips: int) -> dict[str, Any]:
+def measure(size_mib: int, trips: int, sessions: int) -> dict[str, Any]:
     """Run all measurements on one head; return the figures."""
     with cluster("1x1") as head:
         job_id = head.submit(name="ports", run=[sys.executable, "-c", _SERVER, str(size_mib * _MIB)], gpus=1)
@@ -74,7 +76,10 @@ def measure(size_mib: int, trips: int) -> dict[str, Any]:
         down, up = _down_mib_per_s(here[1], size_mib), _up_mib_per_s(here[2], size_mib)
         forward.close()
         thread.join()
+        prompts = _prompts_s(head.home, sessions)
     return {
+        "dev_prompt_s": round(statistics.median(prompts), 2),
+        "dev_prompt_max_s": round(max(prompts), 2),
         "mib_per_s": round(min(down, up), 1),
         "down_mib_per_s": round(down, 1),
         "up_mib_per_s": round(up, 1),
@@ -82,6 +87,29 @@ def measure(size_mib: int, trips: int) -> dict[str, Any]:
         "direct_round_trip_ms": round(direct, 3),
         "open_ms": round(1000 * opened_s, 1),
     }
+
+
+def _prompts_s(home: str, count: int) -> list[float]:
+    """Return the times from the start of `phalanx dev` to the prompt of its shell, each in a session of its own, on a warm head."""
+    took = []
+    environment = {**os.environ, "PHALANX_HOME": home, "PYTHONPATH": os.path.join(ROOT, "src")}
+    for number in range(count):
+        began = time.perf_counter()
+        words = [sys.executable, "-m", "phalanx.app.cli", "dev", "--name", f"dev{number}", "--", "bash", "--norc", "-i"]
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execve(words[0], words, environment)
+        seen = b""
+        while b"# " not in seen and b"$ " not in seen:
+            seen += os.read(terminal, 4096)
+        took.append(time.perf_counter() - began)
+        os.write(terminal, b"exit 0\n")
+        with contextlib.suppress(OSError):  # it has ended
+            while os.read(terminal, 4096):
+                pass
+        os.waitpid(pid, 0)
+        os.close(terminal)
+    return took
 
 
 def _round_trip_ms(port: int, trips: int) -> float:
@@ -119,9 +147,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.sessions", description=__doc__)
     parser.add_argument("--mib", type=int, default=400, help="bytes of one stream, in each direction")
     parser.add_argument("--trips", type=int, default=500, help="round trips; their median counts")
+    parser.add_argument("--sessions", type=int, default=10, help="sessions of phalanx dev; their median counts")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    figures = measure(given.mib, given.trips)
+    figures = measure(given.mib, given.trips, given.sessions)
     if given.json:
         print(json.dumps(figures))
         return

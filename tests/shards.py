@@ -141,6 +141,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_operator_hooks.py",
     "tests/e2e/test_ssh.py",
     "tests/e2e/test_web_programs_campaign.py",
+    "tests/e2e/test_dev.py",
     "tests/e2e/test_hangs.py",
     "tests/e2e/test_history.py",
     "tests/e2e/test_head.py::test_a_job_with_the_number_of_a_job_that_a_restore_lost_has_none_of_its_output",
@@ -428,8 +429,8 @@ SHARDS: tuple[Shard, ...] = (
         needs=("ide-tools",),
     ),
     Shard(
-        title="ssh, scp, rsync and git to a job without an open port",
-        tests=("tests/e2e/test_ssh.py",),
+        title="ssh, scp, rsync and git to a job without an open port; sessions of phalanx dev",
+        tests=("tests/e2e/test_ssh.py", "tests/e2e/test_dev.py"),
         sources=("cli/jobs", "api/live", "node/shell", "client"),
         needs=("ssh-tools",),
     ),

@@ -44,6 +44,7 @@ FULL_JOB = {
     "queue": "side",
     "time": "2h",
     "idle": "1h",
+    "terminal": False,
     "retry": 2,
     "grace": "10s",
     "labels": {"team": "x"},

@@ -76,6 +76,7 @@ VALUES = {
     "priority": st.integers(-100, 100),
     "time": TIMES,
     "idle": TIMES,
+    "terminal": st.booleans(),
     "retry": st.integers(0, 100),
     "checkpoint": st.sampled_from(["/nfs/c", "c", "file:///x"]),
     "warm": st.booleans(),

@@ -133,6 +133,8 @@ def test_bare_number_is_no_time(time):
         {"name": "a\nb"},
         {"time": "0s"},
         {"idle": "0"},
+        {"terminal": True, "array": "0-3"},
+        {"terminal": True, "image": "python:3.11"},
         {"idle": "1h", "type": "service"},
         {"time": "9000d"},
         {"checkpoint": "s3://bucket"},

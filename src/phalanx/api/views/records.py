@@ -148,6 +148,7 @@ def job_view(
         parked_s=job.parked_s,
         time_limit_s=spec.time_limit_s,
         idle_s=spec.idle_s,
+        terminal=spec.terminal,
         checkpoints=[_checkpoint(resume, whole=show_all) for resume in job.checkpoints],
         cancelled_by=job.cancelled_by,
         waste=None if waste is None or not live else _waste(waste),

@@ -85,7 +85,7 @@ def follow_job(
 
 
 def _stream(head: Client, job_id: str, *, rank: str, cursor: str, output: LogPrinter, status: StatusLine) -> int:
-    printer = _StatePrinter(status)
+    printer = StatePrinter(status)
     for event in head.follow_logs(job_id, rank=rank, cursor=cursor):
         match event.kind:
             case "log":
@@ -103,7 +103,7 @@ def _stream(head: Client, job_id: str, *, rank: str, cursor: str, output: LogPri
     return _end(head, job_id, None)
 
 
-class _StatePrinter:
+class StatePrinter:
     """Prints each state of the job once."""
 
     def __init__(self, status: StatusLine) -> None:
@@ -111,6 +111,7 @@ class _StatePrinter:
         self._placed: tuple[int, int] | None = None
 
     def show(self, event: StateEvent, head: Client, job_id: str) -> None:
+        """Print a state, unless it was printed last."""
         if event.state is JobState.PENDING:
             self._status.show(f"waiting: {wait_text(event.reason, event.detail) or 'not scheduled yet'}")
         elif event.state is JobState.RUNNING and event.attempt_state is AttemptState.RUNNING:

@@ -98,6 +98,12 @@ def override_options(command: F) -> F:
     return command
 
 
+def set_command(context: click.Context, words: Sequence[str], *, unless_given: bool = False) -> None:
+    """Set the command of the job, as if it stood after `--`; with `unless_given` not if one stands there."""
+    if not unless_given or not context.meta.get(_AFTER_DASHES):
+        context.meta[_AFTER_DASHES] = list(words)
+
+
 def job_request(context: click.Context, given: Mapping[str, Any], *, beside: str = "") -> JobRequest:
     """Return the job that a command line describes.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -25,6 +26,9 @@ from phalanx.core.errors import BadRequest
     metavar="RANK",
     help="Output of one rank, or `all`. Default: all, with a prefix if there are several tasks.",
 )
+@click.option(
+    "--tty", "--pty", "terminal", is_flag=True, default=None, help="Run it on a terminal, and attach this one."
+)
 @click.option("--dry-run", is_flag=True, help="Submit nothing; print expected nodes, start and GPU-hours.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print JSON.")
 @click.pass_context
@@ -37,6 +41,12 @@ def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool
     phalanx run --gpus 16 -- python train.py
     phalanx run job.yaml
     """  # noqa: D301 - click reads the backspace character itself
+    terminal = given.get("terminal")
+    if terminal and not detach:
+        from phalanx.cli.jobs.terminal_session import check_terminal
+
+        check_terminal()
+        given["env"] = [("TERM", os.environ.get("TERM", "")), *given["env"]] if os.environ.get("TERM") else given["env"]
     wanted = job_request(context, given)
     if wanted.spec.service is not None:
         raise BadRequest("run cannot follow a service, which has no end", hint="use phalanx submit FILE")
@@ -59,8 +69,13 @@ def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool
     for line in taken.warnings:
         warn(f"warning: {line}")
     if detach:
-        print(f"next: phalanx {'show' if wanted.spec.array else 'attach'} {taken.id}", file=sys.stderr)
+        verb = "show" if wanted.spec.array else "shell" if wanted.spec.terminal else "attach"
+        print(f"next: phalanx {verb} {taken.id}", file=sys.stderr)
         return 0
+    if terminal:
+        from phalanx.cli.jobs.terminal_session import attach_terminal
+
+        return attach_terminal(head, taken.id, idles=wanted.spec.idle_s is not None)
     try:
         # Imported after the submission, to start the job sooner.
         from phalanx.cli.jobs.job_follower import follow_job

@@ -53,7 +53,7 @@ def _keys(spec: JobSpec, now_s: float) -> Iterator[tuple[str, object]]:
     yield "resources", _extras_texts((*role.extras, *role.licences))
     for key in ("workdir", "upload", "setup", "requirements", "image", "project", "queue", "checkpoint", "plan"):
         yield key, getattr(spec, key)
-    for key in ("reservation", "warm", "hold", "allow_never", "saves_on_stop"):
+    for key in ("reservation", "warm", "hold", "terminal", "allow_never", "saves_on_stop"):
         yield key, getattr(spec, key)
     for key in ("env", "labels", "slurm"):
         yield key, dict(getattr(spec, key))

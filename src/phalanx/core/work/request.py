@@ -188,6 +188,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         queue=_text(given, "queue"),
         priority=_number(given, "priority", low=-_PRIORITY_MAX, high=_PRIORITY_MAX) or 0,
         time_limit_s=_duration(given, "time", None),
+        terminal=_flag(given, "terminal"),
         idle_s=_duration(given, "idle", None),
         retry=_number(given, "retry", low=0, high=_RETRY_MAX) or 0,
         checkpoint=_checkpoint(given, workdir),
@@ -222,6 +223,11 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
     )
     if role.others:
         _check_roles(spec)
+    for key in ("array", "image"):
+        if spec.terminal and given.get(key):
+            raise InvalidKey(
+                f"terminal and {key} cannot be combined", key="terminal", hint=f"leave out {key}, or terminal"
+            )
     _bounded(spec)
     return spec
 

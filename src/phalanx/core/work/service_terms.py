@@ -24,7 +24,19 @@ _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _RANGE: Final = re.compile(r"(\d{1,6})(?:\s*\.\.\s*(\d{1,6}))?")
 _PATH: Final = re.compile(r"/[!-~]{0,1023}")
 # Keys that end a job, or start it later: a service has no end, and starts when it is submitted.
-_KEYS_OF_JOBS: Final = ("array", "time", "idle", "retry", "depends_on", "begin", "hold", "slurm", "warm", "plan")
+_KEYS_OF_JOBS: Final = (
+    "array",
+    "time",
+    "idle",
+    "terminal",
+    "retry",
+    "depends_on",
+    "begin",
+    "hold",
+    "slurm",
+    "warm",
+    "plan",
+)
 _KEYS_OF_SERVICES: Final = ("replicas", "port", "ready", "ready_within", "sleep", "wake")
 
 

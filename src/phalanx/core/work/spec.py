@@ -114,6 +114,7 @@ class JobSpec:
         data: its datasets, as pairs of name and source in the order written; `data_mode`: how they reach its nodes.
         image: of the container that the command runs in, as the runtime names it; "" for the node itself.
         time_limit_s: None for no limit.
+        terminal: its first rank runs on a terminal that clients can attach to.
         idle_s: parked after so long without work and without a client; None for never.
         retry: restarts granted for user errors (non-zero exits); crashes and lost nodes have their own budget.
         checkpoint: folder or URL for checkpoints; "" for the default under the head's state.
@@ -152,6 +153,7 @@ class JobSpec:
     queue: str = ""
     priority: int = 0
     time_limit_s: float | None = None
+    terminal: bool = False
     idle_s: float | None = None
     retry: int = 0
     checkpoint: str = ""

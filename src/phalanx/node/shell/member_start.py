@@ -25,6 +25,7 @@ from phalanx.node.prepare.member_preparation import NodeServices
 from phalanx.node.prepare.software_environment import dressed
 from phalanx.node.processes.attempt_processes import TaskNotStarted, TaskSpec
 from phalanx.node.slurm_compat.batch_rank import batch_command
+from phalanx.node.terminal.terminal_rank import on_terminal
 from phalanx.node.transfer.checkpoint_download import download_checkpoint
 from phalanx.node.transfer.stream_upload import StreamName
 from phalanx.wire.manifest import CheckpointInvalid
@@ -49,7 +50,7 @@ def start_member_tasks(
     )
     member.pace = HangDetector(member.prepare.spec.collective_timeout_s, restarts=member.prepare.hangs)
     command: tuple[str, ...] | str = role.script or role.argv
-    warm = parse_warm_command(command) if member.prepare.spec.warm else None
+    warm = parse_warm_command(command) if member.prepare.spec.warm and not member.prepare.spec.terminal else None
     try:
         _fetch_chosen_checkpoint(member, services)
         with acting_as(member.account):
@@ -92,6 +93,8 @@ def start_member_tasks(
                 task = member.container.wrap_task(member.processes.key, task)
                 if local_rank == 0:
                     member.environment = dict(task.env)
+            if member.prepare.spec.terminal and rank == 0:
+                task = on_terminal(task, member.scratch.path)
             member.pids[rank] = _spawn_one(member, rank, task, services)
     except TaskNotStarted as error:
         return MemberStartFailed(key=member.key, why=str(error), charge=error.user_error, exit_code=error.exit_code)

@@ -113,7 +113,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         waste: its alarm, if it wastes GPUs now; of several, the one that wastes most.
         virtual: its devices are slots on CPU.
         parked_s: since when it is parked; None if it is not. It is then held too.
-        idle_s: parked after so long without work and without a client.
+        idle_s: parked after so long without work and without a client. `terminal`: its first rank runs on a terminal.
         unmet: dependencies it waits for, "afterok:17". `begin_s`: earliest start.
         terms: constraints and preferences beyond its GPUs, in words: "within one rack".
         plan: how its model is split: "auto", or a layout as "tp=2,fsdp=4"; "" if not set.
@@ -161,6 +161,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     parked_s: float | None = None
     time_limit_s: float | None = None
     idle_s: float | None = None
+    terminal: bool = False
     checkpoints: list[CheckpointView] = []
     cancelled_by: str = ""
     waste: JobWasteView | None = None
@@ -317,6 +318,7 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     secrets: str | list[str] | None = None
     ports: int | str | list[int | str] | dict[str, int | str] | None = None
     idle: str | float | None = None
+    terminal: bool | None = None
     setup: str | None = None
     requirements: str | None = None
     software: dict[str, Any] | None = None

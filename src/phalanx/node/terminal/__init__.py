@@ -1,0 +1,1 @@
+"""The terminal of a job's first rank, which outlives its clients."""
