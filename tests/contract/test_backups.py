@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import apsw
 import msgspec
@@ -85,7 +86,9 @@ def fill(place, lines=2499):
                 records=[job(1, RUNNING, epoch=2), attempt(1, 1, AttemptState.ENDED), attempt(1, 2), key(1, word="z")]
             )
         )
-        store.commit(Batch(records=[job(2, SUCCEEDED), key(2, word="a"), job(3, name='naïve \\ "quoted"\n\t\0'[:-1])]))
+        second = job(2, SUCCEEDED)
+        second = replace(second, spec=replace(second.spec, labels=(("exp", "7"),)))
+        store.commit(Batch(records=[second, key(2, word="a"), job(3, name='naïve \\ "quoted"\n\t\0'[:-1])]))
         store.commit(
             Batch(history=[line(seq, seq % 4 or None, "n0" if seq % 2 else None) for seq in range(1, lines + 1)])
         )

@@ -34,6 +34,7 @@ from phalanx.core.work.job import JobState
 from phalanx.core.work.users import UserRole
 from phalanx.ports.store import Batch, JobFilter, JobOrder, StaleEpoch, Store, StoreRefused
 from phalanx.store.memory import MemoryStore
+from phalanx.store.sql import reading
 from phalanx.store.sql.sqlite.store import SqliteStore
 from tests import postgres_here
 from tests.contract.records import (
@@ -262,6 +263,52 @@ def test_jobs_are_sorted_over_all_pages_by_every_order_under_every_filter(many):
             paged += page
             after = order.key_of(page[-1])
         assert paged == every, (wanted, order, ascending)
+
+
+def labelled(seq, state, **labels):
+    one = job(seq, state)
+    return replace(
+        one, spec=replace(one.spec, labels=tuple(labels.items())), project=ProjectId("p" if seq % 2 else "o")
+    )
+
+
+@pytest.mark.parametrize("few", [5000, 0])
+def test_jobs_are_found_by_their_labels_whether_a_state_has_few_jobs_or_many(store, few, monkeypatch):
+    monkeypatch.setattr(reading, "_FEW", few)
+    states = [PENDING, RUNNING, SUCCEEDED, FAILED]
+    put(store, *(labelled(seq, states[seq % 4], exp=str(seq % 3), note="x'\"") for seq in range(1, 25)), job(25))
+    put(store, *(replace(one, progress_step=9) for one in store.jobs(JobFilter(limit=4))))  # changed again
+    seven = (("exp", "1"),)
+    cases = {
+        JobFilter(labels=seven): lambda seq: seq % 3 == 1,
+        JobFilter(labels=(("exp", None),)): lambda seq: True,
+        JobFilter(labels=(("exp", "1"), ("note", "x'\""))): lambda seq: seq % 3 == 1,
+        JobFilter(labels=(("exp", "1"), ("note", "y"))): lambda seq: False,
+        JobFilter(labels=(("nothing", None),)): lambda seq: False,
+        JobFilter(labels=seven, states=frozenset({FAILED, RUNNING})): lambda seq: seq % 3 == 1 and seq % 4 in (1, 3),
+        JobFilter(labels=seven, before_seq=16): lambda seq: seq % 3 == 1 and seq < 16,
+        JobFilter(labels=seven, visible_to=(UserId("x"), frozenset({ProjectId("o")}))): lambda seq: seq % 6 == 4,
+        JobFilter(labels=seven, visible_to=(UserId("x"), frozenset())): lambda seq: False,
+    }
+    for wanted, matches in cases.items():
+        assert seqs(store.jobs(wanted)) == [seq for seq in range(24, 0, -1) if matches(seq)], wanted
+        paged, after = [], None
+        while page := store.jobs(replace(wanted, order=JobOrder.NAME, ascending=True, limit=3, after=after)):
+            paged += seqs(page)
+            after = JobOrder.NAME.key_of(page[-1])
+        assert sorted(paged) == [seq for seq in range(1, 25) if matches(seq)], wanted
+
+
+def test_labels_leave_with_archived_jobs_and_their_values_can_be_summed_by(store):
+    put(store, *(replace(labelled(seq, SUCCEEDED, exp=str(seq)), ended_s=float(seq)) for seq in range(1, 5)), job(5))
+    everyone = {"ended_since_s": 2.0, "visible_to": None}
+    assert store.label_values("exp", **everyone) == {"2": "2", "3": "3", "4": "4"}
+    assert store.label_values("note", **everyone) == {}
+    of_o = (UserId("x"), frozenset({ProjectId("o")}))
+    assert store.label_values("exp", ended_since_s=0.0, visible_to=of_o) == {"2": "2", "4": "4"}
+    store.commit(Batch(archived=[JobId("3")]))
+    assert store.label_values("exp", **everyone) == {"2": "2", "4": "4"}
+    assert seqs(store.jobs(JobFilter(labels=(("exp", None),)))) == [4, 2, 1]
 
 
 def test_jobs_are_found_by_their_end_whenever_they_were_submitted(store):

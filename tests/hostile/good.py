@@ -133,6 +133,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 "project": "default",
                 "queue": "default",
                 "name": "good",
+                "label": "exp=7",
                 "before_seq": 100,
                 "limit": 10,
                 "fold": "true",

@@ -88,6 +88,25 @@ class EnvPairType(click.ParamType[tuple[str, str]]):
         return name, text if equals else os.environ[name]
 
 
+class LabelType(click.ParamType[tuple[str, str]]):
+    """`NAME=VALUE`."""
+
+    name = "K=V"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:  # noqa: ARG002  # as above
+        """Return the name and the value.
+
+        Raises:
+            BadRequest: there is no name or no value.
+        """
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = str(value).partition("=")
+        if not equals or not name:
+            raise BadRequest(f"--label: {str(value)[:60]!r} is not NAME=VALUE", hint="write --label exp=7")
+        return name, text
+
+
 _RANK_DIGITS: Final = 18  # of a number that the head accepts
 
 
@@ -117,4 +136,5 @@ GPUS: Final = GrammarType("GPUS", parse_gpus)
 HOSTS: Final = GrammarType("NODES", expand_hostlist)
 NODES: Final = GrammarType("N", parse_nodes)
 PAIR: Final = EnvPairType()
+LABEL: Final = LabelType()
 SEEDS: Final = SeedsType()

@@ -78,6 +78,12 @@ def query_string(parameters: Mapping[str, object], more: Sequence[tuple[str, str
     return "?" + urlencode(pairs) if pairs else ""
 
 
+def grouping(by: str) -> dict[str, object]:
+    """Return the parameters of a report's grouping: a word, or `label:NAME`."""
+    kind, colon, name = by.partition(":")
+    return {"by": "job", "label": name} if colon and kind == "label" else {"by": by}
+
+
 def path_segment(text: str) -> str:
     """Quote a name as one segment of a path.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from phalanx.client.api_calls import ApiCalls, LazyModule, decode_record, path_segment, query_string
+from phalanx.client.api_calls import ApiCalls, LazyModule, decode_record, grouping, path_segment, query_string
 
 if TYPE_CHECKING:
     from phalanx.wire.api import cost as api
@@ -45,8 +45,8 @@ class CostApi(ApiCalls):
     def cost_report(
         self, *, by: str, since_s: float, until_s: float | None = None, share_idle: str = "none", limit: int = 1000
     ) -> api.CostReportView:
-        """Return the cost of the GPUs in the hours of a period, with a row for each project, user, queue, gpu, pool or job."""
-        query = {"by": by, "since_s": since_s, "until_s": until_s, "share_idle": share_idle, "limit": limit}
+        """Return the cost of the GPUs in the hours of a period, with a row for each project, user, queue, gpu, pool, job, or value of a `label:NAME`."""
+        query = {**grouping(by), "since_s": since_s, "until_s": until_s, "share_idle": share_idle, "limit": limit}
         return self._get("/v1/cost" + query_string(query), api.CostReportView)
 
     def invoice(self, *, since_s: float, until_s: float | None = None) -> api.InvoiceView:

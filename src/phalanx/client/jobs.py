@@ -77,6 +77,7 @@ class JobsApi(ApiCalls):
         project: str | None = None,
         queue: str | None = None,
         name: str | None = None,
+        label: Iterable[str] = (),
         before_seq: int | None = None,
         sort: str | None = None,
         ascending: bool = False,
@@ -89,10 +90,10 @@ class JobsApi(ApiCalls):
 
         With `sort` the list is in another order; then pass `after` of the reply as `after`.
 
-        `ended_since_s` leaves out jobs that ended earlier, and those that have not ended. `fold` combines the waiting elements of an array into
+        `label` are names, or `exp=7` for a value; a job has all of them. `ended_since_s` leaves out jobs that ended earlier, and those that have not ended. `fold` combines the waiting elements of an array into
         one entry, and its ended ones into one for each state.
         """
-        states = [("state", str(word)) for word in state]
+        several = [*(("state", str(word)) for word in state), *(("label", text) for text in label)]
         filters = {
             "user": user,
             "project": project,
@@ -106,7 +107,7 @@ class JobsApi(ApiCalls):
             "limit": limit,
             "fold": 1 if fold else None,
         }
-        return self._get("/v1/jobs" + query_string(filters, states), api.JobList)
+        return self._get("/v1/jobs" + query_string(filters, several), api.JobList)
 
     def job(self, job_id: str) -> api.JobDetail:
         """Return one job with its attempts; of an array one job for all elements, with the number in each state."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from phalanx.client.api_calls import ApiCalls, LazyModule, path_segment, query_string
+from phalanx.client.api_calls import ApiCalls, LazyModule, grouping, path_segment, query_string
 
 if TYPE_CHECKING:
     from phalanx.wire.api import usage as api
@@ -21,8 +21,8 @@ class UsageApi(ApiCalls):
     def usage_report(
         self, *, by: str, since_s: float, until_s: float | None = None, limit: int = 1000, waste_first: bool = False
     ) -> api.UsageReportView:
-        """Return the GPU-hours of the fleet by state in the hours of a period, with a row for each project, user, queue, gpu or job."""
-        given = {"by": by, "since_s": since_s, "until_s": until_s, "limit": limit, "waste_first": waste_first}
+        """Return the GPU-hours of the fleet by state in the hours of a period, with a row for each project, user, queue, gpu, job, or value of a `label:NAME`."""
+        given = {**grouping(by), "since_s": since_s, "until_s": until_s, "limit": limit, "waste_first": waste_first}
         return self._get("/v1/usage" + query_string(given), api.UsageReportView)
 
     def waste(

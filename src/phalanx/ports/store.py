@@ -17,6 +17,7 @@ from phalanx.core.state.records import JOBS, NODES, PROJECTS, QUEUES, TOKENS, US
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.labels import LabelFilter
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.users import Token, User
@@ -95,11 +96,17 @@ class JobOrder(enum.Enum):
         return (value.value if isinstance(value, JobState) else value), job.seq
 
 
+Viewer = tuple[UserId, frozenset[ProjectId]]
+"""A user and the projects of which they see all jobs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
     """Which jobs to list, and in which order; newest first by default.
 
     Attributes:
+        labels: only jobs with all of these.
+        visible_to: only jobs of this user or of these projects; None for all.
         before_seq: only jobs with smaller numbers: the next page of a list that is newest first.
         ended_since_s: only jobs that ended then or later.
         order, ascending: the order; `after`: only jobs behind this sort key (`JobOrder.key_of`): the next page in any order.
@@ -110,6 +117,8 @@ class JobFilter:
     project: ProjectId | None = None
     queue: QueueId | None = None
     name: str | None = None
+    labels: tuple[LabelFilter, ...] = ()
+    visible_to: Viewer | None = None
     before_seq: int | None = None
     ended_since_s: float | None = None
     order: JobOrder = JobOrder.NUMBER
@@ -142,6 +151,10 @@ class Store(ABC):
     @abstractmethod
     def jobs(self, wanted: JobFilter) -> list[Job]:
         """Jobs by filter, in its order."""
+
+    @abstractmethod
+    def label_values(self, name: str, *, ended_since_s: float, visible_to: Viewer | None) -> dict[JobId, str]:
+        """The value of a label of each job that has it and had not ended before. `visible_to`: as in `JobFilter`."""
 
     @abstractmethod
     def states(self, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:

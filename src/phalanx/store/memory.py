@@ -23,9 +23,10 @@ from phalanx.core.state.records import (
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.labels import has_labels
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.users import Token
-from phalanx.ports.store import Batch, JobFilter, Store, StoreRefused
+from phalanx.ports.store import Batch, JobFilter, Store, StoreRefused, Viewer
 from phalanx.store.commit_checks import (
     BatchRows,
     StoredJobState,
@@ -128,6 +129,15 @@ class MemoryStore(Store):
         with self._lock:
             found = [job for job in self._tables.of(JOBS).values() if _matches(job, wanted)]
         return sorted(found, key=wanted.order.key_of, reverse=not wanted.ascending)[: max(0, wanted.limit)]
+
+    def label_values(self, name: str, *, ended_since_s: float, visible_to: Viewer | None) -> dict[JobId, str]:
+        """The value of a label of each job that has it and had not ended before."""
+        wanted = JobFilter(labels=((name, None),), visible_to=visible_to)
+        with self._lock:
+            jobs = [job for job in self._tables.of(JOBS).values() if _matches(job, wanted)]
+        return {
+            job.id: dict(job.spec.labels)[name] for job in jobs if job.ended_s is None or job.ended_s >= ended_since_s
+        }
 
     def states(self, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
         """Ids and states of the jobs from a submit number on, at most `count`."""
@@ -262,6 +272,8 @@ def _matches(job: Job, wanted: JobFilter) -> bool:
         and wanted.project in (None, job.project)
         and wanted.queue in (None, job.queue)
         and wanted.name in (None, job.name)
+        and (not wanted.labels or has_labels(job.spec.labels, wanted.labels))
+        and (wanted.visible_to is None or job.user == wanted.visible_to[0] or job.project in wanted.visible_to[1])
         and (wanted.before_seq is None or job.seq < wanted.before_seq)
         and (wanted.ended_since_s is None or (job.ended_s is not None and job.ended_s >= wanted.ended_since_s))
         and (wanted.after is None or _is_behind(job, wanted, wanted.after))

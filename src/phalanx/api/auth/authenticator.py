@@ -38,7 +38,7 @@ from phalanx.core.work.users import (
     UserRole,
 )
 from phalanx.ports.clock import Clock
-from phalanx.ports.store import JobFilter, Store
+from phalanx.ports.store import JobFilter, Store, Viewer
 
 _DIGITS_MAX: Final = 18  # of a submit number; SQLite's integers have no more
 _CACHED_MAX: Final = 20_000  # cached callers; with more tokens in use at once, the others are looked up each time
@@ -329,6 +329,11 @@ def may_see_all_of(caller: Caller, job: Job | Service) -> bool:
     return (
         job.user == caller.user or job.project in caller.projects or caller.role in (UserRole.OPERATOR, UserRole.ADMIN)
     )
+
+
+def viewer_of(caller: Caller) -> Viewer | None:
+    """Return for a query whose jobs the caller sees all of, as `may_see_all_of` decides for one; None for those of all."""
+    return None if caller.role in (UserRole.OPERATOR, UserRole.ADMIN) else (caller.user, frozenset(caller.projects))
 
 
 def require_own_node(caller: Caller, node_id: NodeId) -> None:

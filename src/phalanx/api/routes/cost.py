@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from phalanx.api.http.bodies import json_response
 from phalanx.api.http.routing import RouteTable
-from phalanx.api.runtime import run_in_thread, runtime_of
+from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.views.failures import failed_attempts
 from phalanx.api.views.ledger_period import LedgerPeriod
+from phalanx.core.access.caller import Caller
 from phalanx.core.accounting.cost_report import (
     HOUR_US,
     Amount,
@@ -72,12 +73,17 @@ async def cost_report(
     since_s: Since,
     until_s: Until = None,
     by: CostKey = CostKey.PROJECT,
+    label: str = "",
     share_idle: IdleRule = IdleRule.NONE,
     limit: Limit = ROWS_MAX,
 ) -> Response:
-    """Report what the GPUs of the fleet cost in a period; the rows add up to its invoice, to the hundredth."""
-    services, period = runtime_of(request).services, LedgerPeriod(since_s, until_s)
-    return json_response(await run_in_thread(_cost_report, services, period, by, share_idle, limit))
+    """Report what the GPUs of the fleet cost in a period; the rows add up to its invoice, to the hundredth.
+
+    With `label`, the jobs are grouped by their value of that label.
+    """
+    services, period = runtime_of(request).services, LedgerPeriod(since_s, until_s, label)
+    by = CostKey.JOB if label else by
+    return json_response(await run_in_thread(_cost_report, services, caller_of(request), period, by, share_idle, limit))
 
 
 @routes.get("/v1/invoice", Action.VIEW, reply=InvoiceView)
@@ -163,9 +169,10 @@ def _metered(services: HeadServices, period: LedgerPeriod) -> tuple[str, Metered
 
 
 def _cost_report(
-    services: HeadServices, period: LedgerPeriod, by: CostKey, rule: IdleRule, limit: int
+    services: HeadServices, caller: Caller, period: LedgerPeriod, by: CostKey, rule: IdleRule, limit: int
 ) -> CostReportView:
-    currency, metered = _metered(services, period)
+    currency, book = price_book(services)
+    metered = meter(period.hours_by(services, caller), book)
     quotas = queue_quotas(services.store.queues()) if rule is IdleRule.BY_QUOTA else {}
     rows = cost_rows(metered, by, rule, quotas=quotas, rows_max=limit)
     total = CostRow(key="", used=Amount(), idle=Amount(), used_cents=0, idle_cents=0)
@@ -174,7 +181,7 @@ def _cost_report(
     budgeted = [one for one in services.store.projects() if one.budget is not None] if by is CostKey.PROJECT else []
     since_s, until_s = period.bounds_s(services.clock.now_s())
     return CostReportView(
-        by=by.value,
+        by=period.grouping(by.value),
         since_s=since_s,
         until_s=until_s,
         currency=currency,

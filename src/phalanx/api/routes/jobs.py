@@ -15,6 +15,7 @@ from phalanx.api.auth.authenticator import (
     first_element,
     may_see_all_of,
     require_job,
+    viewer_of,
 )
 from phalanx.api.auth.redaction import JobRedactor
 from phalanx.api.http.bodies import json_response, read_record
@@ -50,6 +51,7 @@ from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.begin_time import parse_begin_s
 from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.labels import parse_label_filters
 from phalanx.core.work.users import Action
 from phalanx.ports.store import JobFilter, JobOrder, Store
 from phalanx.wire.api.jobs import CancelBody, JobDetail, JobList, JobReply, JobsReply, JobView, UpdateBody, WhyBody
@@ -70,6 +72,7 @@ async def list_jobs(
     project: ProjectId | None = None,
     queue: QueueId | None = None,
     name: str | None = None,
+    label: Annotated[list[str] | None, Query()] = None,
     before_seq: OptionalNonNegative = None,
     sort: JobOrder = JobOrder.NUMBER,
     ascending: bool = False,
@@ -78,7 +81,7 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
     fold: bool = False,
 ) -> Response:
-    """List jobs, newest first, or in the order of `sort`. `state` may be repeated. `ended_since_s` lists only jobs that ended then or later.
+    """List jobs, newest first, or in the order of `sort`. `state` may be repeated, and `label`: `exp=7` or `exp`, of jobs whose labels the caller may see. `ended_since_s` lists only jobs that ended then or later.
 
     For the next page send `next` of the reply as `before_seq`, or in any order `after` as `after`. Equal values are sorted by number.
     With `fold` the elements of an array that wait are one entry, and so are those of each end state; such a list is newest first.
@@ -86,12 +89,15 @@ async def list_jobs(
     if fold and (sort is not JobOrder.NUMBER or ascending or after):
         raise BadRequest("fold: such a list is newest first", hint="leave out sort, ascending and after, or fold")
     services, caller = runtime_of(request).services, caller_of(request)
+    labels = parse_label_filters(label or ())
     wanted = JobFilter(
         states=frozenset(state or ()),
         user=user,
         project=project,
         queue=queue,
         name=name,
+        labels=labels,
+        visible_to=viewer_of(caller) if labels else None,
         before_seq=before_seq,
         ended_since_s=ended_since_s,
         order=sort,

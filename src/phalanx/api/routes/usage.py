@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from phalanx.api.http.bodies import json_response
 from phalanx.api.http.routing import RouteTable
-from phalanx.api.runtime import run_in_thread, runtime_of
+from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.views.ledger_period import LedgerPeriod
+from phalanx.core.access.caller import Caller
 from phalanx.core.accounting.state_ledger import UsageSpan
 from phalanx.core.accounting.usage_report import UsageKey, UsageSum, sum_by_period, sum_usage
 from phalanx.core.accounting.usage_states import UsageState
@@ -64,19 +65,21 @@ async def usage_report(
     since_s: Annotated[float, Query(ge=0, le=1e11)],
     until_s: Annotated[float | None, Query(ge=0, le=1e11)] = None,
     by: UsageKey = UsageKey.PROJECT,
+    label: str = "",
     limit: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_MAX,
     waste_first: bool = False,
     bucket: UsageBucket | None = None,
 ) -> Response:
     """Report the GPU-hours of the fleet by state, in the hours that a period of Unix times touches; they add up to fleet x time.
 
-    The largest rows come first; with `waste_first`, those that waste most. `bucket` adds a series of the fleet by hour or day of UTC.
+    With `label`, the jobs are grouped by their value of that label. The largest rows come first; with `waste_first`, those that waste most. `bucket` adds a series of the fleet by hour or day of UTC.
     """
-    services, period = runtime_of(request).services, LedgerPeriod(since_s, until_s)
+    services, period = runtime_of(request).services, LedgerPeriod(since_s, until_s, label)
+    by = UsageKey.JOB if label else by
     first = frozenset(WASTE_STATES) if waste_first else None
     if bucket is not None:
         bucket.check(*period.bounds_s(services.clock.now_s()))
-    return json_response(await run_in_thread(_report, services, period, by, limit, first, bucket))
+    return json_response(await run_in_thread(_report, services, caller_of(request), period, by, limit, first, bucket))
 
 
 @routes.get("/v1/nodes/{node_id}/usage", Action.VIEW, reply=NodeUsageView)
@@ -106,20 +109,21 @@ def _span(index: int, span: UsageSpan) -> UsageSpanView:
 
 def _report(
     services: HeadServices,
+    caller: Caller,
     period: LedgerPeriod,
     by: UsageKey,
     limit: int,
     first: frozenset[str] | None,
     bucket: UsageBucket | None,
 ) -> UsageReportView:
-    hours = period.hours(services)
+    hours = period.hours_by(services, caller)
     counted = hours if bucket is None else list(hours)  # the series and the rows add up to the same
     found = sum_usage(counted, by, rows_max=limit, first=first)
     series = [] if bucket is None else sum_by_period(counted, bucket.seconds)
     since_s, until_s = period.bounds_s(services.clock.now_s())
     by_state_us = {state.value: found.total.by_state.get(state.value, 0) for state in UsageState}
     return UsageReportView(
-        by=by.value,
+        by=period.grouping(by.value),
         since_s=since_s,
         until_s=until_s,
         rows=[_row(one) for one in found.rows],

@@ -14,6 +14,7 @@ from phalanx.cli.command_groups import split_options
 from phalanx.cli.option_types import (
     DURATION,
     GPUS,
+    LABEL,
     MEMORY,
     NODES,
     PAIR,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from phalanx.cli.plan.plan_option import PlanRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
-_ADDED: Final = frozenset({"env", "secrets", "ports", "data"})  # options that add to a key of the job file
+_ADDED: Final = frozenset({"env", "secrets", "ports", "data", "labels"})  # options that add to a key of the job file
 SOFTWARE_OPTIONS: Final = ("conda", "venv", "uv", "modules")  # forms of the key `software`
 _AFTER_DASHES: Final = "phalanx.command"
 _FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
@@ -168,10 +169,12 @@ def job_request_again(mapping: Mapping[str, object], given: Mapping[str, Any]) -
 
 
 def changed_mapping(mapping: Mapping[str, object], given: Mapping[str, Any]) -> dict[str, object]:
-    """Return the keys of a job with those that options give; variables, secrets, ports and datasets are added."""
+    """Return the keys of a job with those that options give; variables, labels, secrets, ports and datasets are added."""
     found = {**mapping, **_option_keys(given)}
     if given["env"]:
         found["env"] = {**_pairs_mapping(found.get("env")), **dict(given["env"])}
+    if given.get("labels"):
+        found["labels"] = {**_pairs_mapping(found.get("labels")), **dict(given["labels"])}
     if given.get("secrets"):
         found["secrets"] = [*parse_secret_names(found.get("secrets") or ()), *given["secrets"]]
     if given.get("ports"):
@@ -402,6 +405,14 @@ _OPTIONS: Final = (
         type=PAIR,
         metavar="K=V",
         help="Environment variable of every task; K alone copies its value from here.",
+    ),
+    click.option(
+        "--label",
+        "labels",
+        multiple=True,
+        type=LABEL,
+        metavar="K=V",
+        help="Label of the job, to list jobs by it (ps -l) and in reports; repeatable.",
     ),
     click.option(
         "--secret",

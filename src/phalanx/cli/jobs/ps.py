@@ -41,6 +41,14 @@ _STATES: Final = tuple(state.value for state in JobState)
 @click.option("-q", "--queue", metavar="QUEUE", help="Only jobs of this queue.")
 @click.option("--name", metavar="NAME", help="Only jobs of this name.")
 @click.option(
+    "-l",
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Only jobs with this label, and this value of it; repeatable.",
+)
+@click.option(
     "-n",
     "--limit",
     type=click.IntRange(1, 1000),
@@ -52,7 +60,14 @@ _STATES: Final = tuple(state.value for state in JobState)
 @click.option("-1", "--no-fold", "no_fold", is_flag=True, help="List each element of an array, as --json does.")
 @list_options
 def ps(
-    everything: bool, states: tuple[str, ...], limit: int, no_fold: bool, as_json: bool, watch: bool, **only: str | None
+    everything: bool,
+    states: tuple[str, ...],
+    labels: tuple[str, ...],
+    limit: int,
+    no_fold: bool,
+    as_json: bool,
+    watch: bool,
+    **only: str | None,
 ) -> None:
     """List running and waiting jobs, and those that ended last; -a lists all."""
     head = connect()
@@ -62,9 +77,15 @@ def ps(
             raise BadRequest(f"--state: no state {word!r}", hint=hint)
     filters: dict[str, Any] = {key: value for key, value in only.items() if value is not None}
     filters["fold"] = not (no_fold or as_json)
+    filters["label"] = labels
     show_list(
         lambda: _shown(
-            head, everything=everything, states=states, limit=limit, filters=filters, with_services=not as_json
+            head,
+            everything=everything,
+            states=states,
+            limit=limit,
+            filters=filters,
+            with_services=not (as_json or labels),
         ),
         as_json=as_json,
         watch=watch,

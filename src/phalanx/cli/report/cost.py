@@ -27,7 +27,7 @@ _SPREAD: Final = {
 _UNPRICED_SHOWN: Final = 5
 
 
-@report_kind("cost", by=KEYS)
+@report_kind("cost", by=KEYS, labels=True)
 @click.option(
     "--share-idle", type=click.Choice(RULES), default="none", show_default=True, help="Who bears GPUs that no job held."
 )

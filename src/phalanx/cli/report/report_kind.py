@@ -19,8 +19,26 @@ if TYPE_CHECKING:
 FORMS: Final = ("json", "csv", "html")
 
 
+_LABEL: Final = "label:"
+
+
+class GroupingType(click.Choice[str]):
+    """What the rows of a report stand for: one of a few words, or `label:NAME`."""
+
+    def __init__(self, words: Sequence[str], *, labels: bool) -> None:
+        super().__init__(words)
+        self._labels = labels
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the word."""
+        text = str(value)
+        if self._labels and text.startswith(_LABEL) and len(text) > len(_LABEL):
+            return text
+        return str(super().convert(value, param, ctx))
+
+
 def report_kind(
-    name: str, *, by: Sequence[str] = (), by_default: str = "", since: str = "30d"
+    name: str, *, by: Sequence[str] = (), by_default: str = "", labels: bool = False, since: str = "30d"
 ) -> Callable[[Callable[..., ReportTable]], click.Command]:
     """Make the command `phalanx report NAME` of a function (head, period, **options); its docstring is the help.
 
@@ -28,6 +46,7 @@ def report_kind(
         name: of the kind.
         by: values of `--by`, passed as `by`; empty for a kind without it.
         by_default: the first one if empty.
+        labels: whether `--by label:NAME` is possible.
         since: how far back the report reaches without `--since`.
     """
 
@@ -55,10 +74,11 @@ def report_kind(
             params.append(
                 click.Option(
                     ["--by"],
-                    type=click.Choice(by),
+                    type=GroupingType(by, labels=labels),
                     default=by_default or by[0],
                     show_default=True,
-                    help="What each row stands for.",
+                    help="What each row stands for."
+                    + (" label:NAME for the values of a label of jobs." if labels else ""),
                 )
             )
         params += [

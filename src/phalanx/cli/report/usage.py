@@ -38,7 +38,7 @@ _TITLES: Final = {
 }
 
 
-@report_kind("usage", by=KEYS)
+@report_kind("usage", by=KEYS, labels=True)
 def usage(head: Client, period: Period, *, by: str) -> ReportTable:
     """GPU-hours by state. The states of all rows add up to the GPUs of the fleet times the time, free and broken ones included.
 
@@ -47,6 +47,7 @@ def usage(head: Client, period: Period, *, by: str) -> ReportTable:
     \b
     phalanx report usage --by user --since 7d
     phalanx report usage --by job --since 24h --json
+    phalanx report usage --by label:exp
     """  # noqa: D301 - click reads the backspace character itself
     return usage_table(head.usage_report(by=by, since_s=period.since_s, until_s=period.until_s))
 
@@ -61,7 +62,7 @@ def usage_table(found: UsageReportView) -> ReportTable:
         *(Column(title=title, right=True, drop_order=order) for title, order in map(_TITLES.__getitem__, occurred)),
     )
     rows: list[list[Cell | str]] = [
-        [Cell(row_name(row), "bold"), hours_text(row.gpu_hours), *_hours_of(row.by_state, occurred)]
+        [Cell(row_name(row, found.by), "bold"), hours_text(row.gpu_hours), *_hours_of(row.by_state, occurred)]
         for row in found.rows
     ]
     rows.append(["total", hours_text(total.fleet_gpu_hours), *_hours_of(total.by_state, occurred)])
@@ -74,18 +75,21 @@ def usage_table(found: UsageReportView) -> ReportTable:
         rows=rows if total.fleet_gpu_us else (),
         csv_rows=[
             [found.by, "gpu_hours", *_TITLES],
-            *(_csv_row(row_name(row), row.gpu_hours, row.by_state) for row in found.rows),
+            *(_csv_row(row_name(row, found.by), row.gpu_hours, row.by_state) for row in found.rows),
             _csv_row("total", total.fleet_gpu_hours, total.by_state),
         ],
         notes=_notes(found),
         bars=(
             "GPU-hours",
             [
-                (row_name(row), {_TITLES[state][0]: row.by_state[state] for state in occurred if state in row.by_state})
+                (
+                    row_name(row, found.by),
+                    {_TITLES[state][0]: row.by_state[state] for state in occurred if state in row.by_state},
+                )
                 for row in found.rows
             ],
         ),
-        next_command="" if found.by == "job" else "phalanx report usage --by job",
+        next_command="" if found.by == "job" or found.by.startswith("label:") else "phalanx report usage --by job",
     )
 
 
@@ -94,9 +98,10 @@ def state_title(state: str) -> str:
     return _TITLES[state][0]
 
 
-def row_name(row: UsageRowView) -> str:
+def row_name(row: UsageRowView, by: str = "") -> str:
     """The name of a row: time of no job and the rest of a long list have none of their own."""
-    return f"{row.merged} more" if row.merged else row.key or NO_JOB
+    nothing = f"(no {by})" if by.startswith("label:") else NO_JOB
+    return f"{row.merged} more" if row.merged else row.key or nothing
 
 
 def hours_text(hours: float) -> str:

@@ -45,6 +45,13 @@ class Dialect:
         """Statements of `commit`, by name. All are idempotent except for kinds that are only appended to, which refuse an existing record."""
         return _writes(self)
 
+    def has_label(self, wanted: tuple[str, str | None]) -> tuple[str, list[str]]:
+        """The condition that a job has a label, for `WHERE`, and its values."""
+        name, text = wanted
+        same = "" if text is None else f" AND text = {self.placeholder}"
+        condition = f"EXISTS (SELECT 1 FROM job_labels WHERE job_seq = jobs.seq AND label = {self.placeholder}{same})"  # noqa: S608  # our own SQL
+        return condition, [name] if text is None else [name, text]
+
     def create_table(self, kind: RecordKind[Any, Any]) -> str:
         """The statement that creates the table of a kind."""
         text, whole = self.types[str], self.types[int]

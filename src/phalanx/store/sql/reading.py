@@ -12,7 +12,8 @@ from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import ATTEMPTS, IDEMPOTENCY, JOBS, RESERVATIONS, RecordKind
 from phalanx.core.state.world import World
 from phalanx.core.work.job import Job, JobState
-from phalanx.ports.store import JobFilter, JobOrder
+from phalanx.core.work.labels import LabelFilter
+from phalanx.ports.store import JobFilter, JobOrder, Viewer
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.loading import ENDED_JOBS_LOADED, KEYS_LOADED, build_world
 from phalanx.store.sql.documents import Row, decode, key_values
@@ -87,21 +88,83 @@ def list_jobs(look: SqlReader, wanted: JobFilter) -> list[Job]:
     column, way = f'"{wanted.order.attribute}"', "ASC" if wanted.ascending else "DESC"
     reads = look.dialect.reads
     by_state = reads["seqs_in_state" if wanted.ended_since_s is None else "seqs_of_recent_ends"]
-    parts, bound = [], []
+    parts: list[str] = []
+    bound: list[Any] = []
     for state in sorted(wanted.states or set(JobState)):
         conditions = _conditions(wanted, state)
         if conditions is None:
             continue
         where = "".join(f" AND {condition} {_places(look.dialect, value)}" for condition, value in conditions)
-        sql = by_state.format(column=column, way=way, where=where, index=_index(look, wanted, state))
+        values = [one for _, value in conditions for one in key_values(value)]
+        labels = list(wanted.labels)
+        first = labels.pop(_rare_label(look, labels)) if _goes_by_label(look, wanted, state) else None
+        for more, more_values in (*map(look.dialect.has_label, labels), *_seen_by(look.dialect, wanted.visible_to)):
+            where += f" AND {more}"
+            values += more_values
+        if first is None:
+            sql = by_state.format(column=column, way=way, where=where, index=_index(look, wanted, state))
+        else:
+            by_number = "job_seq" if wanted.order is JobOrder.NUMBER else f"jobs.{column}"
+            text = "" if first[1] is None else f" AND text = {look.dialect.placeholder}"
+            sql = reads["seqs_of_label"].format(
+                column=column, way=way, text=text, where=where.replace(" AND seq ", " AND job_seq "), order=by_number
+            )
+            bound += [one for one in first if one is not None]
         parts.append(f"SELECT * FROM ({sql}) AS part")  # noqa: S608  # our own SQL; values are bound
-        bound += [state.value, *(one for _, value in conditions for one in key_values(value)), limit]
+        bound += [state.value, *values, limit]
     if not parts:
         return []
     seqs = " UNION ALL ".join(parts)
     order = f"seq {way}" if wanted.order is JobOrder.NUMBER else f"value {way}, seq {way}"
     found = look.execute(reads["jobs_of_seqs"].format(seqs=seqs, column=column, way=way, order=order), (*bound, limit))
     return [decode(JOBS, doc, crc) for doc, crc in found]
+
+
+def _goes_by_label(look: SqlReader, wanted: JobFilter, state: JobState) -> bool:
+    """Whether a state's part is read by its first label: where the state has many jobs. PostgreSQL has statistics to choose by itself."""
+    if (
+        not wanted.labels
+        or "matches" not in look.dialect.reads
+        or not state.terminal
+        or wanted.ended_since_s is not None
+    ):
+        return False
+    found = list(look.execute(look.dialect.reads["state_size"], (state.value, _FEW)))
+    return bool(found) and int(found[0][0]) >= _FEW
+
+
+def _rare_label(look: SqlReader, labels: list[LabelFilter]) -> int:
+    """The place of the first label that few jobs have; of the first one if all are common."""
+    for place, (name, text) in enumerate(labels if len(labels) > 1 else ()):
+        more = "" if text is None else f" AND text = {look.dialect.placeholder}"
+        values = (name, _FEW) if text is None else (name, text, _FEW)
+        found = list(look.execute(look.dialect.reads["label_size"].format(text=more), values))
+        if int(found[0][0]) < _FEW:
+            return place
+    return 0
+
+
+def _seen_by(dialect: Dialect, viewer: Viewer | None) -> list[tuple[str, list[Any]]]:
+    """The condition that a caller sees all of a job, with its values."""
+    if viewer is None:
+        return []
+    user, projects = viewer
+    places = ", ".join(dialect.placeholder for _ in projects)
+    of_projects = f" OR project IN ({places})" if projects else ""
+    return [(f'("user" = {dialect.placeholder}{of_projects})', [user, *sorted(projects)])]
+
+
+def label_values(look: SqlReader, name: str, ended_since_s: float, viewer: Viewer | None) -> dict[JobId, str]:
+    """The value of a label of each job that has it and had not ended before. The cost depends on the number of jobs with the label."""
+    values: list[Any] = [name, ended_since_s]
+    where = ""
+    for condition, more in _seen_by(look.dialect, viewer):
+        where += f" AND {condition}"
+        values += more
+    return {
+        JobId(id_): text
+        for id_, text in look.execute(look.dialect.reads["label_values"].format(where=where), tuple(values))
+    }
 
 
 def _conditions(wanted: JobFilter, state: JobState) -> list[tuple[str, Any]] | None:

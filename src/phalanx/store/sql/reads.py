@@ -17,7 +17,7 @@ from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.users import Token
-from phalanx.ports.store import JobFilter, Store
+from phalanx.ports.store import JobFilter, Store, Viewer
 from phalanx.store.sql import reading
 from phalanx.store.sql.documents import Row, key_values
 from phalanx.store.sql.kinds import AUDIT
@@ -68,6 +68,11 @@ class SqlReads(Store):
         """Jobs by filter, in its order."""
         with self._look() as look:
             return reading.list_jobs(look, wanted)
+
+    def label_values(self, name: str, *, ended_since_s: float, visible_to: Viewer | None) -> dict[JobId, str]:
+        """The value of a label of each job that has it and had not ended before."""
+        with self._look() as look:
+            return reading.label_values(look, name, ended_since_s, visible_to)
 
     def states(self, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
         """Ids and states of the jobs from a submit number on, at most `count`."""

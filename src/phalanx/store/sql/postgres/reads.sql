@@ -74,6 +74,10 @@ SELECT seq, {column} AS value FROM jobs{index} WHERE state = %s{where} ORDER BY 
 -- The same for jobs that ended lately. OFFSET 0 keeps the planner from the order of the indexes by state, which have all jobs that ever ended.
 SELECT seq, {column} AS value FROM (SELECT * FROM jobs WHERE state = %s{where} OFFSET 0) AS jobs ORDER BY {column} {way}, seq {way} LIMIT %s;
 
+-- name: label_values
+SELECT id, text FROM job_labels JOIN jobs ON jobs.seq = job_seq
+WHERE label = %s AND (ended_s IS NULL OR ended_s >= %s){where};
+
 -- name: jobs_of_seqs
 SELECT doc, crc FROM jobs WHERE seq = ANY (ARRAY(SELECT seq FROM ({seqs}) AS parts ORDER BY {order} LIMIT %s))
 ORDER BY {column} {way}, seq {way};

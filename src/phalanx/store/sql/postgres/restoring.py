@@ -25,7 +25,7 @@ from phalanx.store.sql.postgres.errors import to_store_error
 from phalanx.store.sql.queries import POSTGRES
 from phalanx.store.sql.writing import grouped
 
-TABLES: Final = tuple(kind.table for kind in KINDS)
+TABLES: Final = (*(kind.table for kind in KINDS), "job_labels")
 
 
 def restore_records(dsn: str, records: Iterable[tuple[str, Any]], *, replace: bool) -> str:

@@ -44,6 +44,23 @@ SELECT seq, {column} AS value FROM jobs WHERE +state = ?{where} ORDER BY +{colum
 -- How many jobs of a state one filter finds, counted up to a limit.
 SELECT count(*) FROM (SELECT 1 FROM jobs AS counted WHERE state = ? AND {column} = ? LIMIT ?);
 
+-- name: seqs_of_label
+-- One state's part of a list of the jobs with a label, read by the label.
+SELECT jobs.seq AS seq, jobs.{column} AS value FROM job_labels CROSS JOIN jobs ON jobs.seq = job_seq
+WHERE label = ?{text} AND +state = ?{where} ORDER BY {order} {way}, job_seq {way} LIMIT ?;
+
+-- name: state_size
+-- How many jobs a state has, counted up to a limit.
+SELECT count(*) FROM (SELECT 1 FROM jobs WHERE state = ? LIMIT ?);
+
+-- name: label_size
+-- How many jobs have a label, counted up to a limit.
+SELECT count(*) FROM (SELECT 1 FROM job_labels WHERE label = ?{text} LIMIT ?);
+
+-- name: label_values
+SELECT id, text FROM job_labels CROSS JOIN jobs ON jobs.seq = job_seq
+WHERE label = ? AND (ended_s IS NULL OR ended_s >= ?){where};
+
 -- name: jobs_of_seqs
 SELECT jobs.doc, jobs.crc FROM (SELECT seq, value FROM ({seqs}) ORDER BY {order} LIMIT ?) AS found
 CROSS JOIN jobs ON jobs.seq = found.seq ORDER BY found.value {way}, found.seq {way};
