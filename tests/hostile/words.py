@@ -43,7 +43,7 @@ GOOD: dict[str, list[str]] = {
     "queues set": ["side"],
     "join": ["127.0.0.1:1", "--token", "phxj.1.2", "--fingerprint", "sha256:" + "0" * 64],
 }
-# Would start or stop daemons, take the terminal or begin a demo of 90 s where its words are good: tried with words that are none.
+# Would start or stop daemons, take the terminal, wait for a person or begin a demo of 90 s where its words are good: tried with words that are none.
 ONLY_REFUSED = frozenset(
     {
         "up",
@@ -62,6 +62,8 @@ ONLY_REFUSED = frozenset(
         "get",
         "topology",
         "drill",
+        "gateway",
+        "login",
     }
 )
 

@@ -1,0 +1,89 @@
+"""Which replicas have read the beginning of a prompt before: hashes of chained blocks of bytes. Pure.
+
+Bytes, not tokens: a tokenizer would cost more than the routing (llm-d's routers need cores for it), and engines cache by the beginning anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import xxhash
+
+FINE_BYTES: Final = 256  # about 64 tokens: short shared instructions are told apart
+FINE_BLOCKS: Final = 16
+COARSE_BYTES: Final = 1024
+BLOCKS_MAX: Final = 4096  # 4 MiB: longer prompts are compared by their beginning
+KNOWN_MAX: Final = 400_000
+"""Hashes of one generation. Two of them are about 60 MB, and hold the caches of 100 replicas of 2 MB of text each."""
+
+
+def prefix_hashes(prompt: bytes) -> list[int]:
+    """Return a hash for the end of each whole block; each covers everything before it."""
+    state, at = xxhash.xxh3_64(), 0
+    found: list[int] = []
+    view = memoryview(prompt)
+    while len(found) < BLOCKS_MAX:
+        end = at + (FINE_BYTES if len(found) < FINE_BLOCKS else COARSE_BYTES)
+        if end > len(view):
+            break
+        state.update(view[at:end])
+        found.append(state.intdigest())
+        at = end
+    return found
+
+
+class PrefixIndex:
+    """The blocks that each replica of one service was given, the oldest forgotten first.
+
+    Replicas are small numbers (`slot`). There are two generations: a full one becomes the older one, which is dropped when the next is full,
+    so that blocks that are used go on.
+    """
+
+    def __init__(self, known_max: int = KNOWN_MAX) -> None:
+        self._known_max = known_max
+        self._recent: dict[int, int] = {}  # hash -> bits of slots
+        self._older: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._recent) + len(self._older)
+
+    def add(self, hashes: Iterable[int], slot: int) -> None:
+        """Note that the replica has read these blocks."""
+        bit, recent = 1 << slot, self._recent
+        for one in hashes:
+            recent[one] = recent.get(one, 0) | bit
+        if len(recent) > self._known_max:
+            self._older, self._recent = recent, {}
+
+    def matches(self, hashes: Sequence[int]) -> dict[int, int]:
+        """Return how many of the first blocks each replica has read, by slot; replicas with none are left out."""
+        found: dict[int, int] = {}
+        alive, recent, older = -1, self._recent, self._older
+        for number, one in enumerate(hashes):
+            here = (recent.get(one, 0) | older.get(one, 0)) & alive
+            if here != alive:
+                _put(found, 0 if alive == -1 else alive & ~here, number)
+            if not here:
+                return found
+            alive = here
+        _put(found, 0 if alive == -1 else alive, len(hashes))
+        return found
+
+    def forget(self, slot: int) -> None:
+        """Drop all of a replica that has gone: its slot may be given to another."""
+        keep = ~(1 << slot)
+        for known in (self._recent, self._older):
+            for one in [one for one, bits in known.items() if bits & ~keep]:
+                left = known[one] & keep
+                if left:
+                    known[one] = left
+                else:
+                    del known[one]
+
+
+def _put(found: dict[int, int], bits: int, blocks: int) -> None:
+    while bits:
+        lowest = bits & -bits
+        found[lowest.bit_length() - 1] = blocks
+        bits ^= lowest

@@ -1,0 +1,453 @@
+"""Passes requests to replicas and their answers back, byte for byte.
+
+A request that no replica has answered yet goes to another one if its replica fails. One that no replica can take waits in line; a client that
+wants a stream gets comments meanwhile, which clients of server-sent events skip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from phalanx.gateway.head_link import HeadAway, HeadLink, may_use
+from phalanx.gateway.metrics import GatewayMetrics
+from phalanx.gateway.routing import RoutedReplica
+from phalanx.gateway.services import RoutedService, ServiceTable, WaitingRoomFull
+from phalanx.wire.api.head import CurrentUser
+
+ROUTES: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/rerank",
+    "/v1/score",
+)
+BODY_MAX: Final = 16 << 20
+TRIES: Final = 3
+CONNECT_S: Final = 5.0
+COMMENT_S: Final = 5.0  # between comments to a client that waits; proxies commonly close a silent connection after 60 s
+TAIL_BYTES: Final = 4096  # of an answer, where its `usage` stands
+_RETRY_STATUS: Final = frozenset({502, 503, 504})
+_HOP_BY_HOP: Final = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+# The key is the gateway's and no engine's; aiohttp sets the others.
+_NOT_FORWARDED: Final = _HOP_BY_HOP | {
+    "authorization",
+    "api-key",
+    "x-api-key",
+    "cookie",
+    "host",
+    "content-length",
+    "expect",
+}
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
+_COUNTS: Final = re.compile(rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens)"\s*:\s*(\d{1,12})')
+
+
+class _Request(msgspec.Struct):
+    """What routing needs of a body; everything else is passed as it is."""
+
+    model: str
+    stream: bool = False
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+
+_decoder: Final = msgspec.json.Decoder(_Request)
+
+
+class Refused(Exception):
+    """The gateway's own answer instead of a replica's, in the form of OpenAI's errors."""
+
+    def __init__(self, status: int, message: str, code: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.retry_after_s = status, message, code, retry_after_s
+
+    def body(self) -> bytes:
+        """The JSON of the error."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return msgspec.json.encode({"error": {"message": self.message, "type": kind, "param": None, "code": self.code}})
+
+    def response(self) -> web.Response:
+        """The whole answer."""
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return web.Response(status=self.status, body=self.body(), headers=headers, content_type="application/json")
+
+
+class RequestRelay:
+    """The handlers of one gateway.
+
+    Args:
+        table: the services.
+        head: checks keys and asks for replicas.
+        metrics: that are counted.
+        wait_max_s: the longest that a request waits for a replica.
+        silent_max_s: an answer that is silent for this long is ended.
+    """
+
+    def __init__(
+        self,
+        table: ServiceTable,
+        head: HeadLink,
+        metrics: GatewayMetrics,
+        *,
+        wait_max_s: float,
+        silent_max_s: float,
+    ) -> None:
+        self.table, self.head, self.metrics = table, head, metrics
+        self.wait_max_s = wait_max_s
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_max_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Open the connections to replicas."""
+        connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=60)
+        self._session = aiohttp.ClientSession(
+            connector=connector, auto_decompress=False, timeout=self._timeout, cookie_jar=aiohttp.DummyCookieJar()
+        )
+
+    async def close(self) -> None:
+        """Close them."""
+        if self._session is not None:
+            await self._session.close()
+
+    # ---- handlers ---------------------------------------------------------------------------------------------------
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        """List the services that the user may use."""
+        try:
+            user = await self._user(request)
+        except Refused as refused:
+            return refused.response()
+        found = [
+            service.view for _, service in sorted(self.table.services.items()) if may_use(user, service.view.project)
+        ]
+        data = [
+            {"id": one.name, "object": "model", "created": int(one.created_s), "owned_by": one.project} for one in found
+        ]
+        return web.Response(body=msgspec.json.encode({"object": "list", "data": data}), content_type="application/json")
+
+    async def scrape(self, request: web.Request) -> web.StreamResponse:
+        """The gateway's metrics for Prometheus."""
+        try:
+            await self._user(request)
+        except Refused as refused:
+            return refused.response()
+        return web.Response(body=self.metrics.text(self.table), headers={"Content-Type": self.metrics.content_type})
+
+    async def health(self, _request: web.Request) -> web.StreamResponse:
+        """Whether the gateway has a list of services, for load balancers."""
+        away_s = self.head.away_s
+        known = bool(self.table.services) or away_s != float("inf")
+        body = {
+            "services": len(self.table.services),
+            "head_away_s": None if away_s == float("inf") else round(away_s, 1),
+        }
+        return web.Response(
+            status=HTTPStatus.OK if known else HTTPStatus.SERVICE_UNAVAILABLE,
+            body=msgspec.json.encode(body),
+            content_type="application/json",
+        )
+
+    async def forward(self, request: web.Request) -> web.StreamResponse:
+        """Pass one request to a replica."""
+        name, began_s = "", time.monotonic()
+        try:
+            user = await self._user(request)
+            body = await _read(request)
+            wanted = _parse(body)
+            service = self._service(wanted.model, user)
+            name = str(service.view.name)
+            with self.metrics.in_flight(name):
+                answer = await self._serve(request, service, wanted, body)
+        except _Answered as given:
+            answer = given.answer
+        except Refused as refused:
+            self.metrics.refused(name, refused.status)
+            return refused.response()
+        self.metrics.answered(name, answer.status, time.monotonic() - began_s)
+        return answer
+
+    # ---- the steps of a request ---------------------------------------------------------------------------------------
+
+    async def _user(self, request: web.Request) -> CurrentUser:
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        key = key.strip()
+        if scheme.lower() != "bearer" or not key or len(key) > 1024 or not key.isascii():
+            raise Refused(401, "send a token of Phalanx as the API key: Authorization: Bearer TOKEN", "invalid_api_key")
+        try:
+            user = await self.head.owner_of(key)
+        except HeadAway:
+            raise Refused(
+                503, "the head does not answer, and this key is not known yet", "head_away", retry_after_s=5
+            ) from None
+        if user is None:
+            raise Refused(401, "this key is not valid, or has expired", "invalid_api_key")
+        return user
+
+    def _service(self, model: str, user: CurrentUser) -> RoutedService:
+        service = self.table.services.get(model)
+        if service is None or not may_use(user, service.view.project):
+            raise Refused(
+                404, f"there is no model {model[:80]!r} that this key may use; see /v1/models", "model_not_found"
+            )
+        return service
+
+    async def _serve(
+        self, request: web.Request, service: RoutedService, wanted: _Request, body: bytes
+    ) -> web.StreamResponse:
+        prompt = bytes(wanted.messages or wanted.prompt or wanted.input)
+        limit = wanted.max_tokens or wanted.max_completion_tokens or wanted.max_output_tokens
+        line = _Line(self, request, service, stream=wanted.stream)
+        failed, why = frozenset[str](), ""
+        for turn in range(1, TRIES + 1):
+            async with line.replica(prompt, limit, failed) as replica:
+                try:
+                    return await self._exchange(request, service, replica, body, line, last=turn == TRIES)
+                except _NotAnswered as error:
+                    service.failed(replica)
+                    failed |= {replica.job_id}
+                    why = str(error)
+        return await line.refuse(Refused(502, f"no replica of {service.view.name} answered: {why}", "no_answer"))
+
+    async def _exchange(
+        self,
+        request: web.Request,
+        service: RoutedService,
+        replica: RoutedReplica,
+        body: bytes,
+        line: _Line,
+        *,
+        last: bool,
+    ) -> web.StreamResponse:
+        """Send the request to one replica and its answer to the client.
+
+        Raises:
+            _NotAnswered: it failed before it answered; another replica may be asked.
+        """
+        assert self._session is not None
+        headers = _forwarded(request.headers.items(), _NOT_FORWARDED)
+        headers.append(("X-Request-Id", line.request_id))
+        try:
+            upstream = await self._session.post(
+                replica.url + request.path_qs, data=body, headers=headers, allow_redirects=False
+            )
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise _NotAnswered(type(error).__name__) from None
+        async with upstream:
+            if upstream.status in _RETRY_STATUS and not last:
+                raise _NotAnswered(f"status {upstream.status}")
+            answer = await line.begin(upstream)
+            count = _TokenCount(streamed=wanted_stream(upstream))
+            try:
+                async for chunk in upstream.content.iter_any():
+                    count.add(chunk)
+                    await answer.write(chunk)
+            except (
+                aiohttp.ClientPayloadError,
+                aiohttp.ServerDisconnectedError,
+                TimeoutError,
+                ConnectionResetError,
+            ) as error:
+                if request.transport is None or request.transport.is_closing():
+                    raise  # the client has gone
+                service.failed(replica)
+                self.metrics.broken(str(service.view.name))
+                return await _broken(answer, error, streamed=count.streamed)
+            await answer.write_eof()
+            self.metrics.tokens(str(service.view.name), str(service.view.project), *count.result())
+            return answer
+
+
+class _NotAnswered(Exception):
+    """A replica failed before the first byte of its answer."""
+
+
+class _Line:
+    """One request on its way to a replica: it may wait, and a client that streams is told so."""
+
+    def __init__(self, relay: RequestRelay, request: web.Request, service: RoutedService, *, stream: bool) -> None:
+        self._relay, self._request, self._service, self._stream = relay, request, service, stream
+        self._held: web.StreamResponse | None = None
+        asked = request.headers.get("X-Request-Id", "")
+        self.request_id = asked if _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
+
+    @asynccontextmanager
+    async def replica(self, prompt: bytes, limit: int | None, failed: frozenset[str]) -> AsyncIterator[RoutedReplica]:
+        """A replica that has counted this request, and counts it down at the end, however it ends."""
+        found = None if len(self._service.waiting) else self._service.choose(prompt, limit, failed)
+        until_s, first = time.monotonic() + self._relay.wait_max_s, bool(failed)
+        while found is None:
+            await self._wait(until_s, first=first)
+            first = True  # one that was called, and came too late, keeps its place
+            found = self._service.choose(prompt, limit, failed) or self._service.choose(prompt, limit)
+        chosen, tokens = found
+        try:
+            yield chosen
+        finally:
+            self._service.done(chosen, tokens)
+
+    async def _wait(self, until_s: float, *, first: bool) -> None:
+        service, name = self._service, str(self._service.view.name)
+        if self._relay.table.services.get(name) is not service:
+            await self.refuse(Refused(404, f"the service {name} was stopped", "model_not_found"), leave=True)
+        try:
+            number, called = service.waiting.enter(first=first)
+        except WaitingRoomFull:
+            full = f"{len(service.waiting)} requests wait for a replica of {name}, which is the most"
+            raise Refused(429, full, "too_many_waiting", retry_after_s=10) from None
+        self._relay.metrics.waits(name)
+        try:
+            while not called.is_set():
+                await self._relay.head.want_replica(service)
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    why = self._relay.head.wake_error.get(name) or service.view.detail or "no replica is ready"
+                    late = Refused(
+                        503, f"no replica of {name} could take this request: {why}", "no_replica", retry_after_s=30
+                    )
+                    await self.refuse(late, leave=True)
+                try:
+                    await asyncio.wait_for(called.wait(), min(COMMENT_S, left_s))
+                except TimeoutError:
+                    if self._stream:
+                        await self._comment(service.waiting.before(number))
+        finally:
+            service.waiting.leave(number, called)
+
+    async def _comment(self, before: int) -> None:
+        if self._held is None:
+            self._held = web.StreamResponse(
+                headers={
+                    "Content-Type": "text/event-stream",
+                    "Cache-Control": "no-cache",
+                    "X-Request-Id": self.request_id,
+                }
+            )
+            await self._held.prepare(self._request)
+        state = self._service.view.state.value
+        await self._held.write(
+            f": waiting for a replica of {self._service.view.name} ({state}), {before} before\n\n".encode()
+        )
+
+    async def begin(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+        """The answer to the client, with the headers of the replica's."""
+        if self._held is not None:
+            if upstream.status != HTTPStatus.OK:  # the client has got status 200 already
+                text = (await upstream.content.read(TAIL_BYTES)).decode(errors="replace")
+                await self.refuse(Refused(upstream.status, text, "replica_error"), leave=True)
+            return self._held
+        answer = web.StreamResponse(status=upstream.status, reason=upstream.reason)
+        for name, value in _forwarded(upstream.headers.items(), _HOP_BY_HOP | {"date", "server"}):
+            answer.headers.add(name, value)
+        answer.headers["X-Request-Id"] = self.request_id
+        await answer.prepare(self._request)
+        return answer
+
+    async def refuse(self, refused: Refused, *, leave: bool = False) -> web.StreamResponse:
+        """Give the gateway's own answer: as an event where the stream has begun. `leave`: end the request by an exception."""
+        if self._held is None:
+            raise refused
+        await self._held.write(b"data: " + refused.body() + b"\n\n")
+        await self._held.write_eof()
+        if leave:
+            raise _Answered(self._held)
+        return self._held
+
+
+class _Answered(Exception):
+    """The request has its answer, from within a wait."""
+
+    def __init__(self, answer: web.StreamResponse) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+class _TokenCount:
+    """Counts the tokens of an answer without reading its events: by the `usage` at its end, else one for each event."""
+
+    def __init__(self, *, streamed: bool) -> None:
+        self.streamed = streamed
+        self._events = 0
+        self._tail = b""
+
+    def add(self, chunk: bytes) -> None:
+        """Take over the next bytes."""
+        if self.streamed:
+            self._events += chunk.count(b"\n\n")
+        self._tail = (self._tail + chunk)[-TAIL_BYTES:] if len(chunk) < TAIL_BYTES else chunk[-TAIL_BYTES:]
+
+    def result(self) -> tuple[int, int]:
+        """Return the tokens of the prompt and of the answer; the prompt's are 0 where the replica does not say."""
+        marks = list(_USAGE.finditer(self._tail))
+        if marks:
+            found = {name: int(value) for name, value in _COUNTS.findall(self._tail[marks[-1].end() :])}
+            prompt = found.get(b"prompt_tokens", found.get(b"input_tokens", 0))
+            return prompt, found.get(b"completion_tokens", found.get(b"output_tokens", 0))
+        return 0, max(0, self._events - 1)  # the last event is [DONE]
+
+
+def wanted_stream(upstream: aiohttp.ClientResponse) -> bool:
+    """Return whether a replica answers with events."""
+    return upstream.content_type == "text/event-stream"
+
+
+async def _read(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise Refused(413, f"a request has at most {BODY_MAX >> 20} MiB", "too_large") from None
+
+
+def _parse(body: bytes) -> _Request:
+    try:
+        return _decoder.decode(body)
+    except RecursionError:
+        raise Refused(400, "the body is nested too deeply", "invalid_body") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Refused(400, f"the body is not a request of this API: {str(error)[:200]}", "invalid_body") from None
+
+
+def _forwarded(headers: Iterable[tuple[str, str]], without: frozenset[str]) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in headers if name.lower() not in without and name.lower() != "x-request-id"]
+
+
+async def _broken(answer: web.StreamResponse, error: Exception, *, streamed: bool) -> web.StreamResponse:
+    """End an answer whose replica failed in its middle: an event of a stream says so, any other answer is cut off."""
+    if streamed:
+        failed = Refused(
+            502, f"the replica failed in the middle of its answer ({type(error).__name__})", "replica_failed"
+        )
+        await answer.write(b"data: " + failed.body() + b"\n\n")
+        await answer.write_eof()
+        return answer
+    answer.force_close()
+    raise ConnectionResetError("the replica failed in the middle of its answer")

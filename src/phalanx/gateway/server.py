@@ -1,0 +1,98 @@
+"""Runs a gateway until it is asked to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from phalanx.core.errors import BadRequest
+from phalanx.gateway.head_link import GatewayHead, HeadLink
+from phalanx.gateway.metrics import GatewayMetrics
+from phalanx.gateway.relay import BODY_MAX, ROUTES, RequestRelay
+from phalanx.gateway.services import ServiceTable
+
+DRAIN_S = 30.0  # that answers under way have to end after a stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayOptions:
+    """Options of one gateway.
+
+    Attributes:
+        host, port: where it listens; port 0 is any free one. tls: None for plain HTTP, which only loopback may have.
+        snapshot: file with the last list of services; "" for none.
+        replica_limit: requests that one replica gets at once.
+        waiting_max: requests of one service that may wait; wait_max_s: for how long.
+        silent_max_s: an answer that is silent for this long is ended.
+        shared: other gateways may listen on the same port, and the kernel divides the connections.
+    """
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+    snapshot: str
+    replica_limit: int
+    waiting_max: int
+    wait_max_s: float
+    silent_max_s: float
+    shared: bool = False
+
+
+def run_gateway(head: GatewayHead, options: GatewayOptions, ready: Callable[[int], None]) -> None:
+    """Run until SIGTERM or SIGINT; `ready` gets the port.
+
+    Raises:
+        BadRequest: it cannot listen there.
+    """
+    asyncio.run(_run(head, options, ready))
+
+
+async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int], None]) -> None:
+    table = ServiceTable(replica_limit=options.replica_limit, waiting_max=options.waiting_max)
+    link = HeadLink(head, table, options.snapshot)
+    metrics = GatewayMetrics()
+    relay = RequestRelay(table, link, metrics, wait_max_s=options.wait_max_s, silent_max_s=options.silent_max_s)
+    await relay.open()
+    runner = web.AppRunner(
+        _app(relay), handler_cancellation=True, access_log=None, shutdown_timeout=DRAIN_S, keepalive_timeout=75.0
+    )
+    await runner.setup()
+    site = web.TCPSite(
+        runner, options.host, options.port, ssl_context=options.tls, reuse_port=options.shared, backlog=4096
+    )
+    stop = asyncio.Event()
+    following = asyncio.create_task(link.run())
+    try:
+        try:
+            await site.start()
+        except OSError as error:
+            where = f"{options.host}:{options.port}"
+            raise BadRequest(
+                f"cannot listen on {where}: {error.strerror or error}", hint="choose another port"
+            ) from None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        ready(runner.addresses[0][1])
+        await stop.wait()
+    finally:
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+        await runner.cleanup()
+        await relay.close()
+
+
+def _app(relay: RequestRelay) -> web.Application:
+    app = web.Application(client_max_size=BODY_MAX)
+    app.router.add_get("/v1/models", relay.models)
+    app.router.add_get("/metrics", relay.scrape)
+    app.router.add_get("/health", relay.health)
+    for path in ROUTES:
+        app.router.add_post(path, relay.forward)
+    return app

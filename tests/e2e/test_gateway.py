@@ -1,0 +1,288 @@
+"""The gateway as a process before a real head and real replicas of a stand-in engine."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.e2e.test_cli_head import Shell, free_port
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+FILE = f"""
+type: service
+name: chat
+run: exec {sys.executable} -m tests.fake_engine --port $PORT --chunks 20 --pause 0.01
+env: {{PYTHONPATH: "{ROOT}"}}
+gpus: 1
+replicas: 0..3
+ready: /health
+"""
+
+
+class Gateway:
+    """A gateway process, and requests to it."""
+
+    def __init__(self, shell, *options):
+        self.shell = shell
+        argv = shell.argv("gateway", "--port", "0", *options)
+        self.errors = shell.work / "gateway.err"
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                argv, cwd=shell.work, env=shell.env, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("gateway: "), (line, self.errors.read_text())
+        self.url = line.split()[1].removesuffix("/v1")
+        self.key = (shell.home / "token").read_text().strip()
+
+    def stop(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        code = self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    async def ask(self, session, body, *, key=None, path="/v1/chat/completions", **more):
+        headers = {"Authorization": f"Bearer {self.key if key is None else key}"} | more.pop("headers", {})
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        async with session.request(
+            more.pop("method", "POST"), self.url + path, data=data, headers=headers, **more
+        ) as answer:
+            text = await answer.read()
+            return answer.status, text, answer.headers
+
+    async def chat(self, session, text, **more):
+        status, body, _ = await self.ask(
+            session, {"model": "chat", "messages": [{"role": "user", "content": text}], **more}
+        )
+        return status, body
+
+
+def run(make):
+    async def inside():
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
+            return await make(session)
+
+    return asyncio.run(inside())
+
+
+def words(body):
+    """The words of a stream, and the comments and errors in it."""
+    events = [line for line in body.decode().splitlines() if line]
+    data = [line.removeprefix("data: ") for line in events if line.startswith("data: ")]
+    found = [json.loads(one) for one in data if one != "[DONE]"]
+    text = "".join(one["choices"][0]["delta"]["content"] for one in found if one.get("choices"))
+    return (
+        text.split(),
+        [line for line in events if line.startswith(":")],
+        [one["error"] for one in found if "error" in one],
+    )
+
+
+def until_ready(shell, count):
+    limit_s = time.monotonic() + 90
+    while shell.json("show", "chat")["service"]["ready"] != count:
+        assert time.monotonic() < limit_s
+        time.sleep(0.2)
+    time.sleep(1.1)  # two of the gateway's looks at the list
+
+
+@pytest.fixture(scope="module")
+def phalanx(tmp_path_factory):
+    shell = Shell(tmp_path_factory.mktemp("gateway"))
+    shell("up", "--virtual", "1x4", "--port", str(free_port()))
+    (shell.work / "chat.yaml").write_text(FILE)
+    shell("submit", "chat.yaml")
+    yield shell
+    shell("down", "--cancel-jobs")
+
+
+@pytest.fixture(scope="module")
+def gateway(phalanx):
+    process = Gateway(phalanx, "--per-replica", "8")
+    yield process
+    assert process.stop() == 0
+    assert "Traceback" not in process.errors.read_text()
+
+
+def test_requests_to_a_service_without_replicas_wait_for_the_first(phalanx, gateway):
+    async def herd(session):
+        return await asyncio.gather(
+            *(gateway.chat(session, f"hello {number}", stream=True, user=f"u{number}-") for number in range(60))
+        )
+
+    answers = run(herd)
+    assert [status for status, _ in answers] == [200] * 60
+    for number, (_, body) in enumerate(answers):
+        text, _comments, errors = words(body)
+        assert not errors
+        assert text[1:] == [f"u{number}-{one}" for one in range(1, 20)], "each gets its own answer, whole"
+    assert phalanx.json("show", "chat")["service"]["desired"] == 1
+    port = phalanx.json("show", "chat")["service"]["endpoints"][0]["port"]
+
+    async def peak(session):
+        async with session.get(f"http://127.0.0.1:{port}/seen") as answer:
+            return await answer.json()
+
+    seen = run(peak)
+    assert seen["peak"] <= 8, "the herd is released at the replica's limit"
+    assert not any("authorization" in {name.lower() for name in headers} for headers in seen["seen"])
+
+
+def test_a_prompt_goes_where_its_beginning_was_read_and_others_spread(phalanx, gateway):
+    phalanx("scale", "chat", "3")
+    until_ready(phalanx, 3)
+
+    async def turns(session):
+        where = []
+        for conversation in range(6):
+            text = f"{conversation} " * 700
+            for turn in range(4):
+                text += f"turn {turn} " * 60
+                status, body = await gateway.chat(session, text, max_tokens=2)
+                assert status == 200
+                where.append((conversation, json.loads(body)["choices"][0]["text"].split()[0]))
+        return where
+
+    where = run(turns)
+    by_conversation = {one: {pid for conversation, pid in where if conversation == one} for one, _ in where}
+    assert all(len(pids) == 1 for pids in by_conversation.values()), by_conversation
+    assert len({pid for _, pid in where}) == 3, "and the conversations are divided"
+
+
+def test_a_replica_that_is_killed_loses_no_request_that_it_had_not_begun(phalanx, gateway):
+    until_ready(phalanx, 3)
+
+    async def storm(session):
+        _, body = await gateway.chat(session, "who", max_tokens=1)
+        pid = int(json.loads(body)["choices"][0]["text"])
+        tasks = [
+            asyncio.create_task(gateway.chat(session, f"{number}", stream=number % 2 == 0)) for number in range(48)
+        ]
+        await asyncio.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
+        late = [asyncio.create_task(gateway.chat(session, f"late {number}")) for number in range(48)]
+        return await asyncio.gather(*tasks, return_exceptions=True), await asyncio.gather(*late, return_exceptions=True)
+
+    begun, late = run(storm)
+    assert [one if isinstance(one, Exception) else one[0] for one in late] == [200] * 48
+    for one in begun:
+        if not isinstance(one, Exception) and one[1].startswith(b"data"):
+            text, _, errors = words(one[1])
+            assert one[0] == 200
+            assert (len(text) == 20) != bool(errors), "a stream is whole, or says that it is not"
+    phalanx("scale", "chat", "1")
+    until_ready(phalanx, 1)
+
+
+def test_a_client_that_leaves_ends_its_request_at_the_replica(phalanx, gateway):
+    until_ready(phalanx, 1)
+    port = phalanx.json("show", "chat")["service"]["endpoints"][0]["port"]
+
+    async def leave(session):
+        body = {"model": "chat", "messages": [], "stream": True, "max_tokens": 20}
+        async with session.get(f"http://127.0.0.1:{port}/seen") as answer:
+            before = (await answer.json())["cancelled"]
+        for _ in range(3):
+            headers = {"Authorization": f"Bearer {gateway.key}"}
+            async with session.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers) as answer:
+                await answer.content.readany()
+        limit_s = time.monotonic() + 30
+        while True:
+            async with session.get(f"http://127.0.0.1:{port}/seen") as answer:
+                if (await answer.json())["cancelled"] - before == 3:
+                    return
+            assert time.monotonic() < limit_s
+            await asyncio.sleep(0.1)
+
+    run(leave)
+
+
+def test_keys_decide_which_models_there_are(phalanx, gateway):
+    phalanx("users", "add", "eve")
+    phalanx("projects", "add", "other", "--member", "eve")
+    token = phalanx("tokens", "add", "--user", "eve").stdout.split()[0]
+
+    async def look(session):
+        mine = await gateway.ask(session, None, path="/v1/models", method="GET")
+        nobody = await gateway.ask(session, None, path="/v1/models", method="GET", key="phx_wrong")
+        eve = await gateway.ask(session, None, path="/v1/models", method="GET", key=token)
+        return mine, nobody, eve
+
+    mine, nobody, eve = run(look)
+    assert [one["id"] for one in json.loads(mine[1])["data"]] == ["chat"]
+    assert nobody[0] == 401
+    assert eve[0] == 200
+    metrics = run(lambda session: gateway.ask(session, None, path="/metrics", method="GET"))[1].decode()
+    assert 'phalanx_gateway_tokens_total{kind="answer",project="default",service="chat"}' in metrics
+
+
+HOSTILE = {
+    "no-body": b"",
+    "no-json": b"{",
+    "a-list": b"[]",
+    "no-model": b"{}",
+    "model-is-a-number": b'{"model": 1}',
+    "foreign-model": b'{"model": "../../etc/passwd"}',
+    "nested": b'{"model": "chat", "messages": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+    "open-nested": b"[" * 1_000_000,
+    "huge-number": b'{"model": "chat", "max_tokens": ' + b"9" * 5000 + b"}",
+    "negative": b'{"model": "chat", "max_tokens": "x"}',
+    "not-utf-8": b'{"model": "\xff\xfe"}',
+    "nul": b'{"model": "\\u0000"}',
+    "surrogate": b'{"model": "\\ud800"}',
+    "stream-is-text": b'{"model": "chat", "stream": "yes"}',
+    "too-large": b'{"model": "chat", "prompt": "' + b"a" * (17 << 20) + b'"}',
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_bodies_get_a_4xx(gateway, name):
+    status, body, _ = run(lambda session: gateway.ask(session, HOSTILE[name]))
+    assert 400 <= status < 500, body[:300]
+    assert json.loads(body)["error"]["message"]
+
+
+def test_it_serves_on_while_the_head_is_away_and_starts_from_its_last_list(phalanx, gateway):
+    until_ready(phalanx, 1)
+    head = json.loads((phalanx.home / "head.json").read_text())["pid"]
+    os.kill(head, signal.SIGSTOP)
+    second = None
+    try:
+        status, _ = run(lambda session: gateway.chat(session, "still there?", max_tokens=1))
+        assert status == 200
+        status, _, _ = run(lambda session: gateway.ask(session, {"model": "chat"}, key="phx_never_seen"))
+        assert status == 503
+        second = Gateway(phalanx)
+        found = run(lambda session: second.ask(session, None, path="/health", method="GET"))
+        assert json.loads(found[1]) == {"services": 1, "head_away_s": None}
+    finally:
+        os.kill(head, signal.SIGCONT)
+        if second is not None:
+            second.stop()
+
+
+def test_keys_are_in_no_file_of_the_gateway(phalanx, gateway):
+    for path in (gateway.errors, phalanx.home / "gateway-services.json"):
+        assert gateway.key not in path.read_text()
+    command = Path(f"/proc/{gateway.process.pid}/cmdline").read_text()
+    assert gateway.key not in command
+
+
+def test_off_loopback_it_wants_tls(phalanx):
+    done = phalanx("gateway", "--address", "0.0.0.0", code=64)
+    assert "add --tls-cert and --tls-key" in done.stderr
+    with contextlib.suppress(FileNotFoundError):
+        done = phalanx("gateway", "--address", "0.0.0.0", "--tls-cert", "a.pem", code=64)
+        assert "belong together" in done.stderr
