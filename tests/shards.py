@@ -133,6 +133,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_drills.py::test_planned_stop_of_the_head_is_not_noticed_by_a_job_even_past_the_lease",
     "tests/e2e/test_energy.py",
     "tests/e2e/test_data_campaign.py",
+    "tests/e2e/test_object_checkpoints_campaign.py",
     "tests/e2e/test_executor_campaign.py",
     "tests/e2e/test_hydra.py",
     "tests/e2e/test_sweep.py",
@@ -427,6 +428,12 @@ SHARDS: tuple[Shard, ...] = (
         tests=("tests/e2e/test_web_programs_campaign.py",),
         sources=("api/programs", "api/live", "node/shell", "web"),
         needs=("ide-tools",),
+    ),
+    Shard(
+        title="checkpoints in an S3 server: a lost node, a store that fails, a killed upload, changed bytes",
+        tests=("tests/e2e/test_object_checkpoints_campaign.py", "tests/unit/test_checkpoint_objects.py"),
+        sources=("node/data", "node/transfer", "node/prepare", "torch"),
+        needs=("s3-tools",),
     ),
     Shard(
         title="ssh, scp, rsync and git to a job without an open port; sessions of phalanx dev",

@@ -61,14 +61,16 @@ def test_a_path_that_the_user_named_is_the_users_also_where_nodes_share_nothing(
     assert found["PHALANX_RESUME_FROM"] == "/shared/7/epoch-2/step-00000040"
     assert found["PHALANX_OUTPUT_DIR"] == "/n/attempts/7.3/outputs"
     assert (
-        local_copies.head_checkpoint_path(order, "/n/checkpoints/7", "/n/checkpoints/7/epoch-3/step-00000050") is None
+        local_copies.stored_checkpoint_path(order, "/n/checkpoints/7", "/n/checkpoints/7/epoch-3/step-00000050") is None
     )
 
 
 def test_what_lies_here_has_its_name_at_the_head_and_what_a_script_saved_elsewhere_has_none():
     order, own = make_prepare(kept=True), "/n/checkpoints/7"
-    assert local_copies.head_checkpoint_path(order, own, f"{own}/epoch-3/step-00000050") == "/c/7/epoch-3/step-00000050"
-    assert local_copies.head_checkpoint_path(order, own, "/mnt/mine/step-00000050") is None
+    assert (
+        local_copies.stored_checkpoint_path(order, own, f"{own}/epoch-3/step-00000050") == "/c/7/epoch-3/step-00000050"
+    )
+    assert local_copies.stored_checkpoint_path(order, own, "/mnt/mine/step-00000050") is None
     assert local_copies.local_checkpoint_path(order, replace(RESUME, path="/mnt/mine/step-00000040"), own) is None
 
 

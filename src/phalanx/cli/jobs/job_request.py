@@ -452,7 +452,11 @@ _OPTIONS: Final = (
     click.option(
         "--warm", is_flag=True, default=None, help="Fork Python ranks from a process that has imported torch."
     ),
-    click.option("--checkpoint", metavar="FOLDER", help="Folder of checkpoints; default: in the head's state folder."),
+    click.option(
+        "--checkpoint",
+        metavar="FOLDER",
+        help="Place of checkpoints: a folder, or s3://bucket/folder; default: in the head's state folder.",
+    ),
     click.option("--setup", metavar="SHELL", help="Shell command to run once on each node before the tasks."),
     click.option(
         "--requirements",

@@ -21,7 +21,8 @@ _SOURCE_MAX: Final = 2048  # characters
 _MODE: Final = "mode"
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 _PRINTABLE: Final = re.compile(r"[^\x00-\x20\x7f-\x9f\u2028\u2029]+")
-_SCHEMES: Final = ("s3", "gs", "az", "http", "https", "hf")
+OBJECT_STORES: Final = ("s3", "gs", "az")
+_SCHEMES: Final = (*OBJECT_STORES, "http", "https", "hf")
 _KNOWN: Final = "a folder such as /nfs/train, or s3:// gs:// az:// https:// hf://"
 
 

@@ -18,7 +18,7 @@ from phalanx.core.ids import NodeId
 from phalanx.core.units import parse_duration_s, parse_memory_bytes
 from phalanx.core.work.array import ArrayRequest, parse_array
 from phalanx.core.work.begin_time import parse_begin_s
-from phalanx.core.work.data_sources import DataMode, parse_data
+from phalanx.core.work.data_sources import OBJECT_STORES, DataMode, parse_data
 from phalanx.core.work.dependency import Dependency, DependencyKind, parse_dependencies
 from phalanx.core.work.extras import parse_extras
 from phalanx.core.work.gpus import (
@@ -451,11 +451,20 @@ def _software(given: Mapping[str, object]) -> tuple[Software, str]:
 def _checkpoint(given: Mapping[str, object], workdir: str) -> str:
     place = _text(given, "checkpoint").strip()
     scheme, separator, rest = place.partition("://")
+    if separator and scheme in OBJECT_STORES:
+        words = rest.rstrip("/").split("/")
+        if "" in words or ".." in words or not _PRINTABLE.fullmatch(rest) or "@" in words[0]:
+            raise InvalidKey(
+                f"checkpoint: {place[:80]!r} names no bucket and folder",
+                key="checkpoint",
+                hint=f"{scheme}://bucket/folder",
+            )
+        return place.rstrip("/")
     if separator and scheme != "file":
         raise InvalidKey(
             f"checkpoint: {scheme}:// is not supported",
             key="checkpoint",
-            hint="name a folder that every node sees",
+            hint="name a folder that every node sees, or s3://bucket/folder, gs:// or az://",
         )
     path = rest if separator else place
     return path if not path or path.startswith("/") else f"{workdir.rstrip('/')}/{path}"

@@ -1,10 +1,13 @@
-"""Object stores as sources: s3://, gs:// and az:// by obstore, the only place that imports it. Credentials come from the job's variables."""
+"""Object stores: s3://, gs:// and az:// by obstore, the only place that imports it. Credentials come from the job's variables."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import contextlib
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
 
-from phalanx.node.data.sources import SourceUnavailable
+from phalanx.node.data.sources import ObjectExists, ObjectMissing, ObjectsRefused, SourceUnavailable
 from phalanx.node.logic.dataset import DataFile, Dataset, DatasetInvalid
 
 try:
@@ -18,10 +21,13 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from obstore import GetOptions
+    from obstore.store import RetryConfig
 
 _PAGE: Final = 1000  # objects; the most that S3 lists in one answer
 _GONE: Final = (exceptions.NotFoundError, FileNotFoundError)  # obstore raises the second for some stores
 _DENIED: Final = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+# The caller tries again later; meanwhile it can say what is wrong.
+_RETRY: Final[RetryConfig] = {"max_retries": 5, "retry_timeout": timedelta(seconds=30)}
 
 
 class ObjectStoreSource:
@@ -86,6 +92,82 @@ class ObjectStoreSource:
             raise DatasetInvalid(f"{self._source}: the job may not read {file.path}: {_line(error)}") from error
         except exceptions.BaseError as error:
             raise SourceUnavailable(f"{self._source}: {file.path}: {_line(error)}") from error
+
+
+class ObjectFolder:
+    """The objects below an address, for reading and writing. Paths are relative to the address. Thread-safe.
+
+    All methods raise `SourceUnavailable` if the store does not answer, and `ObjectsRefused` if it refuses.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Parse the address; sends nothing."""
+        scheme, _, rest = url.partition("://")
+        bucket, _, prefix = rest.partition("/")
+        self.url, self._prefix = url.rstrip("/"), prefix.strip("/")
+        # The store compares what it gets with a checksum in the request. Others than S3 do so by TLS alone.
+        config: Any = {"checksum_algorithm": "SHA256"} if scheme == "s3" else None
+        try:
+            self._store = from_url(
+                f"{scheme}://{bucket}", config=config, client_options={"allow_http": True}, retry_config=_RETRY
+            )
+        except (exceptions.BaseError, ValueError) as error:
+            raise ObjectsRefused(f"{url}: {_line(error)}") from error
+
+    def put(self, path: str, data: bytes) -> str:
+        """Create an object in one request; returns its ETag, "" from a store without.
+
+        Raises:
+            ObjectExists: there is one; the store decides, so that two writers cannot both succeed.
+        """
+        with self._errors(path):
+            found = obstore.put(self._store, self._path(path), data, mode="create", use_multipart=False)
+        return _tag(found["e_tag"])
+
+    def get(self, path: str) -> bytes:
+        """Read an object.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        with self._errors(path):
+            return bytes(obstore.get(self._store, self._path(path)).bytes())
+
+    def list(self, path: str = "") -> dict[str, tuple[int, str]]:
+        """Size in bytes and ETag of each object below `path`."""
+        start = len(self._prefix) + 1 if self._prefix else 0
+        with self._errors(path):
+            pages = obstore.list(self._store, self._path(path), chunk_size=_PAGE)
+            return {one["path"][start:]: (one["size"], _tag(one["e_tag"])) for page in pages for one in page}
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete objects; missing ones are skipped."""
+        found = [self._path(path) for path in paths]
+        for begin in range(0, len(found), _PAGE):
+            with self._errors(""), contextlib.suppress(*_GONE):
+                obstore.delete(self._store, found[begin : begin + _PAGE])
+
+    def _path(self, path: str) -> str:
+        return f"{self._prefix}/{path}".strip("/")
+
+    @contextlib.contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        where = f"{self.url}/{path}".rstrip("/")
+        try:
+            yield
+        except exceptions.AlreadyExistsError as error:
+            raise ObjectExists(f"{where} exists already") from error
+        except _GONE as error:
+            raise ObjectMissing(f"{where} does not exist") from error
+        except _DENIED as error:
+            raise ObjectsRefused(f"{where}: the job may not use it: {_line(error)}") from error
+        except exceptions.BaseError as error:
+            raise SourceUnavailable(f"{where}: {_line(error)}") from error
+
+
+def _tag(e_tag: str | None) -> str:
+    """An ETag as all stores write it: Azure has quotes in some answers only."""
+    return (e_tag or "").strip('"')
 
 
 def _line(error: Exception) -> str:

@@ -14,6 +14,18 @@ class SourceUnavailable(Exception):
     """The source does not answer now; the same read may succeed later."""
 
 
+class ObjectsRefused(Exception):
+    """The store does not do it, and would not if it were asked again: no right, no such bucket, or another object has the name."""
+
+
+class ObjectMissing(ObjectsRefused):
+    """There is no object of this name."""
+
+
+class ObjectExists(ObjectsRefused):
+    """There is an object of this name already, and it stays."""
+
+
 class DataSource(Protocol):
     """A source. `threads`: reads at once that it serves well."""
 

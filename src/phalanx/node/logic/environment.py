@@ -310,7 +310,7 @@ def _share(grant: NodeGrant, mps: str) -> dict[str, str]:
 
 def _folders(prepare: PrepareTasks, folders: MemberFolders) -> dict[str, str]:
     """Return the variables of the checkpoint and output folders."""
-    apart = local_copies.head_stores_checkpoints(prepare)
+    apart = local_copies.has_local_checkpoints(prepare)
     checkpoints = local_copies.epoch_folder(folders.checkpoints, prepare) if apart else prepare.checkpoint_dir
     variables = {
         "PHALANX_CHECKPOINT_DIR": checkpoints,

@@ -34,23 +34,31 @@ def head_stores_checkpoints(prepare: PrepareTasks) -> bool:
     return prepare.kept and not prepare.spec.checkpoint
 
 
+def in_object_store(prepare: PrepareTasks) -> bool:
+    """Whether an object store holds this attempt's checkpoints."""
+    return "://" in prepare.spec.checkpoint
+
+
+def has_local_checkpoints(prepare: PrepareTasks) -> bool:
+    """Whether ranks save into a folder of the node, and the supervisor stores the checkpoint: at the head, or in an object store."""
+    return in_object_store(prepare) or head_stores_checkpoints(prepare)
+
+
 def epoch_folder(own: str, prepare: PrepareTasks) -> str:
     """Return the folder that an attempt saves to, under the node's own checkpoints of its job."""
     return os.path.join(own, os.path.basename(prepare.checkpoint_dir))
 
 
 def local_checkpoint_path(prepare: PrepareTasks, resume: PublishedCheckpoint, own: str) -> str | None:
-    """Return the local path of a checkpoint that the head stores; None for one at a path that the user named."""
-    if not head_stores_checkpoints(prepare) or not resume.path.startswith(
-        os.path.dirname(prepare.checkpoint_dir) + "/"
-    ):
+    """Return the local path of a checkpoint that the head or an object store holds; None for one at a path that the user named."""
+    if not has_local_checkpoints(prepare) or not resume.path.startswith(os.path.dirname(prepare.checkpoint_dir) + "/"):
         return None
     return os.path.join(own, os.path.basename(os.path.dirname(resume.path)), f"step-{resume.step:08d}")
 
 
-def head_checkpoint_path(prepare: PrepareTasks, own: str, path: str) -> str | None:
-    """Return the head's path of the checkpoint at the local `path`; None for any other path."""
+def stored_checkpoint_path(prepare: PrepareTasks, own: str, path: str) -> str | None:
+    """Return the path at the head, or the address in the object store, of the checkpoint at the local `path`; None for any other path."""
     folder, name = os.path.split(path)
-    if not head_stores_checkpoints(prepare) or folder != epoch_folder(own, prepare):
+    if not has_local_checkpoints(prepare) or folder != epoch_folder(own, prepare):
         return None
     return f"{prepare.checkpoint_dir}/{name}"

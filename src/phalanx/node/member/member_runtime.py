@@ -51,6 +51,7 @@ class MemberRuntime:
     Attributes:
         not_frozen: cleared while the member is frozen; no task is started then.
         secrets: values of its secrets, by variable. masker: masks them in a text; None without any.
+        store_variables: the environment of programs that store its checkpoints in an object store; empty if none does.
         setup_code: exit code of a preparation command (`aside`) as a shell gives it, set with `setup_done`.
         container: the container that its tasks run in (`container`); None to run on the node itself.
         venv: folder of the environment that its processes run in; "" for none.
@@ -93,6 +94,7 @@ class MemberRuntime:
     start: StartTasks | None = None
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    store_variables: dict[str, str] = field(default_factory=dict, repr=False)
     masker: OutputMasker | None = field(default=None, repr=False)
     setup_done: threading.Event = field(default_factory=threading.Event)
     setup_code: int = 0

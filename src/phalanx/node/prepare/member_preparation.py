@@ -74,6 +74,7 @@ from phalanx.node.processes.attempt_processes import (
 )
 from phalanx.node.processes.containment import AttemptKey
 from phalanx.node.processes.zygote import Zygote, Zygotes
+from phalanx.node.transfer import object_checkpoints
 from phalanx.node.transfer.checkpoint_upload import CheckpointUploader
 from phalanx.node.transfer.output_sync import OutputSync
 from phalanx.node.transfer.spool import Spool
@@ -291,6 +292,7 @@ def _prepare(member: MemberRuntime, services: NodeServices) -> tuple[PublishedCh
         _check_command,
         _open_processes,
         _run_setup,
+        _begin_object_store,
     )
     for step in steps:
         _unless_cancelled(member)
@@ -306,6 +308,13 @@ def _prepare(member: MemberRuntime, services: NodeServices) -> tuple[PublishedCh
     reserved = reserve_port(terms.port)
     member.cleanup.callback(reserved.close)
     return resume, free_port(), reserved.number
+
+
+def _begin_object_store(member: MemberRuntime, services: NodeServices) -> None:
+    if local_copies.in_object_store(member.prepare):
+        view = services.node_view(member)
+        member.store_variables = environment.setup_environment(member.prepare, member.grant, view)
+        object_checkpoints.begin(member, lambda text: services.note(member, text))
 
 
 def _unless_cancelled(member: MemberRuntime) -> None:
@@ -370,7 +379,7 @@ def _run_prolog(member: MemberRuntime, services: NodeServices) -> None:
 def _make_folders(member: MemberRuntime, services: NodeServices) -> None:
     scratch, order = member.scratch, member.prepare
     scratch.make()
-    if member.account is not None and local_copies.head_stores_checkpoints(order):
+    if member.account is not None and local_copies.has_local_checkpoints(order):
         make_owned_folder(member.checkpoints, member.account)
     resume_checkpoint.check_storage(member, sees=services.sees_head_files())
     with acting_as(member.account):

@@ -31,7 +31,7 @@ def select_checkpoint(
         OSError: the disk failed.
     """
     order = member.prepare
-    if not local_copies.head_stores_checkpoints(order):
+    if not local_copies.has_local_checkpoints(order):
         if member.grant.node_rank != 0:
             return None
         with acting_as(member.account):
@@ -81,7 +81,7 @@ def download_outputs(member: MemberRuntime, outputs: OutputSync) -> None:
 def writable_folders(member: MemberRuntime) -> tuple[str, ...]:
     """The folders for outputs and checkpoints of a member's ranks. Empty strings and URLs are skipped."""
     order = member.prepare
-    separate = local_copies.head_stores_checkpoints(order)
+    separate = local_copies.has_local_checkpoints(order)
     outputs = member.outputs if order.kept else order.output_dir
     found = (outputs, local_copies.epoch_folder(member.checkpoints, order) if separate else order.checkpoint_dir)
     return tuple(folder for folder in found if folder and "://" not in folder)

@@ -14,7 +14,7 @@ from phalanx.node.logic import environment, rendezvous
 from phalanx.node.logic.actions import SpawnTasks
 from phalanx.node.logic.events import MemberStartFailed, TasksSpawned
 from phalanx.node.logic.hang_detector import HangDetector
-from phalanx.node.logic.local_copies import head_stores_checkpoints
+from phalanx.node.logic.local_copies import has_local_checkpoints
 from phalanx.node.logic.mpi_variables import needs_agent
 from phalanx.node.logic.step_containers import runs_images
 from phalanx.node.logic.warm_start import parse_warm_command
@@ -111,7 +111,7 @@ def _fetch_chosen_checkpoint(member: MemberRuntime, services: NodeServices) -> N
     if (
         start is not None
         and start.resume not in (None, member.local_checkpoint)
-        and head_stores_checkpoints(member.prepare)
+        and has_local_checkpoints(member.prepare)
     ):
         assert start.resume is not None
         download_checkpoint(member, start.resume, services.access, member.checkpoints)

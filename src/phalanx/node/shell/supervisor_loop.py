@@ -102,6 +102,7 @@ from phalanx.node.shell import member_start
 from phalanx.node.shell.exec_sessions import ExecSessions
 from phalanx.node.shell.process_control import MemberProcessControl
 from phalanx.node.shell.upload_coordinator import SHIP_LIMIT_S, UploadCoordinator
+from phalanx.node.transfer import object_checkpoints
 from phalanx.node.transfer.shared_storage import check_head_files
 from phalanx.node.transfer.spool import Spool
 from phalanx.node.transfer.stream_upload import StreamUploader
@@ -280,11 +281,8 @@ class SupervisorLoop:
                 self._call_sleep_hook(self._member(action.key), action)
             case RemoveScratch(job_id=job_id, epoch=epoch):
                 self._clean_up(job_id, epoch)
-            case RemoveCheckpoints(job_id=job_id, paths=paths):
-                self._work.submit(
-                    ("delete", job_id),
-                    lambda: delete_checkpoints_as_owner(self._settings.accounts, job_id, paths, action.user),
-                )
+            case RemoveCheckpoints():
+                self._work.submit(("delete", action.job_id), lambda: self._remove_checkpoints(action))
             case SetPowerLimits():
                 self._work.submit(("power",), lambda: self._limit_power(action))
             case AppendNote(job_id=job_id, epoch=epoch, text=text):
@@ -383,6 +381,14 @@ class SupervisorLoop:
     def _after_work(self, member: MemberRuntime, then: Callable[[], None]) -> None:
         self._work.submit(_lane(member.key), then)
 
+    def _remove_checkpoints(self, action: RemoveCheckpoints) -> None:
+        urls = tuple(path for path in action.paths if "://" in path)
+        if urls:
+            members = [one for one in self._presents.all() if one.key.job_id == action.job_id and one.store_variables]
+            object_checkpoints.remove(members, urls)  # else the next attempt deletes them
+        paths = tuple(path for path in action.paths if path not in urls)
+        delete_checkpoints_as_owner(self._settings.accounts, action.job_id, paths, action.user)
+
     def _report_datasets(self, held: tuple[HeldDataset, ...]) -> None:
         if self._settings.seat is None:  # a seat's supervisor speaks for one attempt, not for the node
             self._events.put([DatasetsHeld(node_id=self._settings.node.id, datasets=held)])
@@ -420,6 +426,7 @@ class SupervisorLoop:
         services = self._services
 
         def remove(keys: list[str]) -> None:
+            object_checkpoints.end_attempt(gone)
             self._shipper.remove(keys)
             for key in keys:
                 services.spool.remove(key)

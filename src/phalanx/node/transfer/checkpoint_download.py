@@ -21,9 +21,10 @@ from phalanx.node.head_link.head_connection import (
     HeadUnavailable,
     RequestRejected,
 )
+from phalanx.node.logic import local_copies
 from phalanx.node.logic.accounts import NodeAccount
-from phalanx.node.logic.local_copies import local_checkpoint_path
 from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.transfer import object_checkpoints
 from phalanx.wire import manifest as manifests
 from phalanx.wire.manifest import MANIFEST_NAME, CheckpointInvalid, ManifestFile
 
@@ -62,10 +63,13 @@ def download_checkpoint(member: MemberRuntime, resume: PublishedCheckpoint, acce
         CheckpointInvalid: no complete copy exists, or the member was stopped.
         RequestRejected, OSError: as above.
     """
-    folder = local_checkpoint_path(member.prepare, resume, own)
+    folder = local_copies.local_checkpoint_path(member.prepare, resume, own)
     if folder is None:
         with acting_as(member.account):
             manifests.verify(resume.path, expected_digest=resume.digest)
+        return
+    if local_copies.in_object_store(member.prepare):
+        object_checkpoints.download(member, resume, folder)
         return
     backoff = Backoff(member.cancelled)
     while not member.cancelled.is_set():

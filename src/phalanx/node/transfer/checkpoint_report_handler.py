@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from phalanx.core.jsonline import finite_float
 from phalanx.node.logic.events import CheckpointReported
-from phalanx.node.logic.local_copies import head_checkpoint_path
+from phalanx.node.logic.local_copies import in_object_store, stored_checkpoint_path
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.member.rank_reports import RankReport
 from phalanx.node.transfer.checkpoint_upload import CheckpointUpload, CheckpointUploader
+from phalanx.node.transfer.object_checkpoints import ObjectUpload
 from phalanx.wire.rank import ReportKind
 
 _WHOLE_MAX: Final = 2**63 - 1  # the range of the head's database
@@ -48,13 +49,22 @@ def handle_checkpoint_report(
         _log.warning("job %s: rank %d sent an invalid checkpoint report: %r", member.key.job_id, report.rank, error)
         note(f"the checkpoint report of rank {report.rank} is invalid and skipped: {error!r}")
         return
-    path = head_checkpoint_path(member.prepare, member.checkpoints, saved.path)
+    path = stored_checkpoint_path(member.prepare, member.checkpoints, saved.path)
     first = report.kind is ReportKind.CHECKPOINT
     if path is None:
         if first and member.may_publish:
             publish(saved)
         return
     kept = replace(saved, path=path)
+    objects = (
+        ObjectUpload(member=member, url=path, folder=saved.path, local_digest=saved.digest)
+        if in_object_store(member.prepare)
+        else None
+    )
+
+    def publish_stored() -> None:
+        publish(kept if objects is None else replace(kept, digest=objects.digest))
+
     uploader.submit(
         CheckpointUpload(
             job_id=member.key.job_id,
@@ -65,7 +75,8 @@ def handle_checkpoint_report(
             note=note,
             before_upload=before_upload,
             account=member.account,
-            on_stored=(lambda: publish(kept)) if first else None,
+            on_stored=publish_stored if first else None,
+            objects=objects,
             awaited_by_ranks=bool(fields.get("waited", False)),
         )
     )

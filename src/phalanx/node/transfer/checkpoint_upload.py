@@ -1,4 +1,4 @@
-"""Uploads checkpoints of this node's ranks to the head, in pieces, if the gang's nodes do not share its folders.
+"""Uploads checkpoints of this node's ranks: to the head, in pieces, if the gang's nodes do not share its folders, or to an object store.
 
 The checkpoints of an attempt go in order, and only the newest may wait: a newer one replaces one whose upload has not started. Uploads
 continue after the head or the network was unavailable. `kept` is called once the head holds all of a checkpoint; only then may a job resume from it.
@@ -32,6 +32,7 @@ from phalanx.node.head_link.head_connection import (
 )
 from phalanx.node.logic.accounts import NodeAccount
 from phalanx.node.processes.thread_pool import KeyedThreadPool
+from phalanx.node.transfer.object_checkpoints import ObjectStoreUnavailable, ObjectUpload
 from phalanx.wire import manifest as manifests
 from phalanx.wire.manifest import (
     MANIFEST_BYTES_MAX,
@@ -62,7 +63,8 @@ class CheckpointUpload:
 
     Attributes:
         folder: of the checkpoint on this node.
-        on_stored: called once the head holds all of it; None except on node rank 0, which must know.
+        objects: its transfer to an object store; None if the head stores it.
+        on_stored: called once the head or the store holds all of it; None except on node rank 0, which must know.
         note: writes a line to the job's log.
         account: owner of the folder.
         before_upload: runs before the upload: it uploads the outputs written until this save, so that a job that resumes from it has them.
@@ -79,6 +81,7 @@ class CheckpointUpload:
     folder: str
     note: Callable[[str], None]
     before_upload: Callable[[], None] = lambda: None
+    objects: ObjectUpload | None = None
     on_stored: Callable[[], None] | None = None
     account: NodeAccount | None = None
     awaited_by_ranks: bool = False
@@ -89,6 +92,15 @@ class CheckpointUpload:
     finished: bool = False
     dropped: bool = False
     trouble_noted: bool = False
+
+    @property
+    def target(self) -> str:
+        """Where it goes, for messages."""
+        return "the head" if self.objects is None else "the object store"
+
+    def note_progress(self) -> None:
+        """Some of it has arrived."""
+        self.progress_s = time.monotonic()
 
 
 class CheckpointUploader:
@@ -178,7 +190,7 @@ class CheckpointUploader:
                 if (urgent and now_s - since_s > SHORT_WAIT_S) or now_s - moved_s > STALL_S or self._ended.is_set():
                     for upload in uploads:
                         upload.note(
-                            f"checkpoint of step {upload.step} has not reached the head; the job no longer waits for it"
+                            f"checkpoint of step {upload.step} has not reached {upload.target}; the job no longer waits for it"
                         )
                     return
                 self._changed.wait(_CHECK_EVERY_S)
@@ -199,7 +211,9 @@ class CheckpointUploader:
         try:
             if upload.replaced:
                 skipped = "1 earlier was" if upload.replaced == 1 else f"{upload.replaced} earlier were"
-                upload.note(f"checkpoint of step {upload.step} replaced older ones: {skipped} not uploaded to the head")
+                upload.note(
+                    f"checkpoint of step {upload.step} replaced older ones: {skipped} not uploaded to {upload.target}"
+                )
             if not upload.dropped:
                 upload.before_upload()
             if not upload.dropped and self._try(upload) and upload.on_stored is not None:
@@ -213,12 +227,14 @@ class CheckpointUploader:
                 checkpoint_folders.remove_old_copies(os.path.dirname(upload.folder), keep)
 
     def _try(self, upload: CheckpointUpload) -> bool:
-        """Retry until the head holds it all, or rejects it."""
+        """Retry until the head or the store holds it all, or rejects it."""
         backoff, begins = Backoff(self._ended), 0
         while not (self._ended.is_set() or upload.dropped):
             try:
+                if upload.objects is not None:
+                    return upload.objects.run(upload.note_progress, lambda: self._ended.is_set() or upload.dropped)
                 return _CheckpointTransfer(upload, self._access).run()
-            except (HeadUnavailable, RegistrationRequired) as error:
+            except (HeadUnavailable, RegistrationRequired, ObjectStoreUnavailable) as error:
                 self._note_trouble(upload, error)
                 backoff.pause()
             except RequestRejected as error:
@@ -231,12 +247,14 @@ class CheckpointUploader:
                 return False
         return False
 
-    def _note_trouble(self, upload: CheckpointUpload, error: HeadUnavailable | RegistrationRequired) -> None:
+    def _note_trouble(
+        self, upload: CheckpointUpload, error: HeadUnavailable | RegistrationRequired | ObjectStoreUnavailable
+    ) -> None:
         _log.debug("checkpoint of step %d of job %s: %s", upload.step, upload.job_id, error)
         now_s = time.monotonic()
         if now_s - upload.progress_s > _NOTE_AFTER_S and not upload.trouble_noted:
             upload.trouble_noted = True
-            upload.note(f"checkpoint of step {upload.step} has not reached the head yet; retrying: {error}")
+            upload.note(f"checkpoint of step {upload.step} has not reached {upload.target} yet; retrying: {error}")
         if not getattr(error, "answered", False):
             upload.progress_s = max(upload.progress_s, now_s - _NOTE_AFTER_S)  # wait for a head that is unreachable
 
