@@ -7,6 +7,7 @@ and data loaders) is one small file per rank, `rank-<k>.pt`. It is loaded with w
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import sys
@@ -94,17 +95,17 @@ def collect_rank_state(
     costs: tuple[float | None, float | None],
     layout: str,
 ) -> dict[str, Any]:
-    """Return the state of this rank for a checkpoint. `costs`: measured stall and write of a checkpoint, in seconds.
+    """Return a copy of the state of this rank for a checkpoint. `costs`: measured stall and write of a checkpoint, in seconds.
+
+    A copy, because training changes the lists and tensors in `extra` and in the objects while a thread writes them.
 
     Raises:
         TypeError: `extra` or the state of an object contains a value that cannot be loaded without running code.
     """
     objects = {name: one.state_dict() for name, one in stateful.items()}
-    _require_plain(objects, "the state of ")
-    _require_plain(extra, "extra")
     return {
-        "extra": dict(extra),
-        "objects": objects,
+        "extra": _plain_copy(dict(extra), "extra"),
+        "objects": _plain_copy(objects, "the state of "),
         "generators": _generators(device),
         "costs": costs,
         "layout": layout,
@@ -174,19 +175,20 @@ def _restore_generators(states: Mapping[str, Any], device: Any) -> None:
         numpy.random.set_state((name, numpy.asarray(keys, dtype=numpy.uint32), position, has_gauss, cached))
 
 
-def _require_plain(value: Any, where: str) -> None:
-    """Reject values that weights_only=True would reject when loading."""
+def _plain_copy(value: Any, where: str) -> Any:
+    """Return a deep copy; reject values that weights_only=True would reject when loading."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
     if isinstance(value, _ATOMS):
-        return
+        return value
     if type(value) in _MAPPINGS:
+        copied = copy.copy(value)  # keeps order and the default of a defaultdict
         for key, item in value.items():
-            _require_plain(key, f"{where}, the key {key!r}")
-            _require_plain(item, f"{where}[{key!r}]")
-        return
+            _plain_copy(key, f"{where}, the key {key!r}")
+            copied[key] = _plain_copy(item, f"{where}[{key!r}]")
+        return copied
     if type(value) in {list, tuple, set}:
-        for index, item in enumerate(value):
-            _require_plain(item, f"{where}[{index}]")
-        return
+        return type(value)(_plain_copy(item, f"{where}[{index}]") for index, item in enumerate(value))
     raise TypeError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint supports numbers, strings, bytes, tensors, "
         "and lists, tuples, sets and dicts of them"
