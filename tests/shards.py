@@ -441,10 +441,14 @@ SHARDS: tuple[Shard, ...] = (
         sources=("cli/jobs", "api/live", "node/shell", "client"),
         needs=("ssh-tools",),
     ),
-    Shard(
-        title="examples: one real program for each use, killed once",
-        tests=("tests/examples/test_uses.py",),
-        sources=("executor", "node/shell", "cli/jobs"),
+    *(
+        Shard(
+            title="examples: one real program for each use, killed once",
+            tests=("tests/examples/test_uses.py",),
+            sources=("executor", "node/shell", "cli/jobs"),
+            part=(k, 2),
+        )
+        for k in range(2)
     ),
     Shard(title="sweeps", tests=("tests/e2e/test_sweep.py",), sources=("sweep", "cli/sweep")),
     Shard(title="phalanx.torch", tests=("tests/torch",), sources=("torch", "wire")),

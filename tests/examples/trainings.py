@@ -36,4 +36,39 @@ def vision(cluster: UseCluster) -> str:
     )
 
 
-TRAININGS = (Use(name="vision", run=vision, packaged=True),)
+def fine_tune(cluster: UseCluster) -> str:
+    """A node dies after step 12; the losses are those of a training without a kill, and the model answers what it has not seen."""
+    words, compared = ("--gpus", "2x1", "--", "python", "train.py", "--steps"), 15
+    calm = cluster.submit(*words, str(compared))
+    cluster.succeeded(calm)
+    job = cluster.submit(*words, "30")
+    cluster.when_logged(job, "step 12 ")
+    cluster.kill_node("n1")
+    cluster.killed_at = "step 12"
+    cluster.succeeded(job)
+    folder = cluster.fetched(job)
+    first, second = (json.loads((each / "result.json").read_text()) for each in (cluster.fetched(calm), folder))
+    for name in ("picture.png", "result.json"):
+        shutil.copy(folder / name, cluster.results / name)
+    if second["resumed_from"] not in {5, 10} or first["resumed_from"] != 0:
+        raise UseFailed(f"resumed from step {second['resumed_from']}, the calm one from {first['resumed_from']}")
+    losses = second["losses"]
+    apart = max(abs(one - other) for one, other in zip(first["losses"], losses[:compared], strict=True))
+    if apart > 1e-3:
+        raise UseFailed(f"the losses differ by up to {apart:.1e}")
+    if len(losses) != 30 or sum(losses[-5:]) > sum(losses[:5]) / 20:
+        raise UseFailed(f"the loss does not fall: {losses}")
+    if set(second["before"]) & set(second["commands"]) or second["right"] < 24:
+        raise UseFailed(
+            f"{second['right']} of {second['asked']} held-out wishes are answered; before: {second['before']}"
+        )
+    said = cluster.logs(job)
+    if "before: " not in said or "after: " not in said:
+        raise UseFailed(f"no sample before and after\n{said[-2000:]}")
+    return (
+        f"loss {losses[0]:.2f} to {losses[-1]:.3f}, {second['right']} of {second['asked']} held-out wishes answered, none before; "
+        f"a node killed: resumed from step {second['resumed_from']}, losses within {apart:.0e} of a calm training"
+    )
+
+
+TRAININGS = (Use(name="vision", run=vision, packaged=True), Use(name="fine_tune", run=fine_tune, packaged=True))
