@@ -143,6 +143,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_ssh.py",
     "tests/e2e/test_web_programs_campaign.py",
     "tests/e2e/test_dev.py",
+    "tests/e2e/test_ssh_lab.py",
     "tests/e2e/test_hangs.py",
     "tests/e2e/test_history.py",
     "tests/e2e/test_head.py::test_a_job_with_the_number_of_a_job_that_a_restore_lost_has_none_of_its_output",
@@ -156,6 +157,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_job_limits.py::test_version_2_in_user_mode_linux",
     "tests/e2e/test_join.py",
     "tests/e2e/test_uploads.py",
+    "tests/e2e/test_loader_libraries.py",
     "tests/e2e/test_lab.py",
     "tests/e2e/test_login_elsewhere.py",
     "tests/e2e/test_lab_slurm.py",
@@ -437,9 +439,9 @@ SHARDS: tuple[Shard, ...] = (
     ),
     Shard(
         title="ssh, scp, rsync and git to a job without an open port; sessions of phalanx dev",
-        tests=("tests/e2e/test_ssh.py", "tests/e2e/test_dev.py"),
+        tests=("tests/e2e/test_ssh.py", "tests/e2e/test_ssh_lab.py", "tests/e2e/test_dev.py"),
         sources=("cli/jobs", "api/live", "node/shell", "client"),
-        needs=("ssh-tools",),
+        needs=("ssh-tools", "lab-tools"),
     ),
     *(
         Shard(
@@ -452,6 +454,11 @@ SHARDS: tuple[Shard, ...] = (
     ),
     Shard(title="sweeps", tests=("tests/e2e/test_sweep.py",), sources=("sweep", "cli/sweep")),
     Shard(title="phalanx.torch", tests=("tests/torch",), sources=("torch", "wire")),
+    Shard(
+        title="phalanx.torch.sampler in torchdata, Grain and litdata",
+        tests=("tests/e2e/test_loader_libraries.py",),
+        sources=("torch",),
+    ),
     Shard(
         title="engine contract: local and joined",
         tests=("tests/contract/test_engine_contract.py",),

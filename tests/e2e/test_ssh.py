@@ -205,6 +205,17 @@ def test_the_session_leaves_no_process_and_no_key_behind(environment, job, setti
     )
 
 
+def test_a_server_without_a_private_folder_of_the_job_leaves_nothing_in_that_of_the_machine(tmp_path):
+    """As root, every folder is writable; so there is none. The script ends at once: no client writes."""
+    with open(os.path.join(ROOT, "src/phalanx/cli/jobs/ssh_server.sh"), encoding="utf-8") as file:
+        script = file.read()
+    told = {**os.environ, "PHALANX_LEASE_PAGE": str(tmp_path / "gone" / "page"), "TMPDIR": str(tmp_path)}
+    command = ["sh", "-c", script, "phalanx", "ssh-ed25519 AAAA"]
+    done = subprocess.run(command, env=told, input="", capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith(f"phalanx-ssh {ME} ssh-ed25519 "), done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(unfit() != "", reason=unfit())
 def test_a_job_of_another_account_is_reached_as_that_account_by_its_owner_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

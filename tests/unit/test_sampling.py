@@ -10,9 +10,11 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from torch.utils.data import DataLoader
 
 from phalanx.torch.permutation import SIZE_MAX, Permutation
 from phalanx.torch.sampling import ElasticSampler, ElasticShards, sampler
+from phalanx.torch.sampling_adapters import RankBatches, litdata_shards
 
 pytestmark = pytest.mark.torch
 WORLDS = (1, 2, 3, 4, 6)
@@ -127,6 +129,33 @@ def test_a_loader_that_runs_ahead_moves_no_position_and_a_resume_goes_on():
     assert again.position == 15
 
 
+def test_the_state_of_an_iterator_holds_what_it_yielded_and_sets_the_position():
+    """A loader with workers asks for batches ahead; torchdata keeps the iterator's state for the batch that it gave."""
+    made = sampler(20, 5, 4, rank=0, world_size=1)
+    made.position = 6
+    ahead = iter(made)
+    whole = [next(ahead)]
+    state = ahead.state_dict()
+    whole += list(ahead)
+    assert (state, made.position) == ({"position": 7}, 6)
+    again = sampler(20, 5, 4, rank=0, world_size=1)
+    resumed = iter(again)
+    resumed.load_state_dict(state)
+    assert again.position == 7
+    assert list(resumed) == whole[1:]
+
+
+def test_batches_reached_by_number_are_those_of_the_sampler_over_all_epochs():
+    names = [f"sample {number}" for number in range(20)]
+    made = ElasticSampler(20, seed=5, global_batch=6, rank=1, world_size=2)
+    batches = RankBatches(names, made, epochs=2)
+    assert len(batches) == 8
+    assert [list(batches[batch]) for batch in (0, 7)] == [[names[at] for at in made.indices(batch)] for batch in (0, 7)]
+    for outside in (8, -1):
+        with pytest.raises(IndexError, match="of 8"):
+            batches[outside]
+
+
 def test_without_shuffle_the_order_is_that_of_the_dataset():
     assert list(sampler(5, 0, 2, shuffle=False, rank=0, world_size=1)) == [[0, 1], [2, 3], [4]]
 
@@ -199,3 +228,32 @@ def test_shards_resume_in_the_middle_on_another_number_of_ranks_by_an_offset():
 def test_shards_that_do_not_divide_are_refused(lengths, global_batch, world, why):
     with pytest.raises(ValueError, match=why):
         ElasticShards(lengths, reader(), global_batch=global_batch, rank=0, world_size=world)
+
+
+def test_a_loader_takes_shards_as_its_dataset():
+    loader = DataLoader(shards(1, 2)[0], batch_size=None, collate_fn=list)
+    assert list(loader) == batches(shards(1))[2:]
+
+
+def test_the_chunks_of_litdata_are_shards():
+    class Streaming(list):
+        """What `litdata_shards` uses of a StreamingDataset: the index, whose chunk 1 is used in part, and samples by number."""
+
+        @property
+        def shuffler(self):
+            return self
+
+        @property
+        def cache(self):
+            return self
+
+        def get_len(self, workers, size):
+            return len(self)
+
+        def get_chunk_intervals(self):
+            return [(0, 0, 10, 10), (10, 12, 15, 20), (20, 20, 33, 33)]
+
+    made = litdata_shards(Streaming(range(26)), seed=1, global_batch=4, streams=2, rank=0, world_size=1)
+    seen = list(itertools.chain(*made))
+    assert sorted(seen) == list(range(26))
+    assert seen != sorted(seen)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from phalanx.torch.sampling import ElasticSampler as ElasticSampler
     from phalanx.torch.sampling import ElasticShards as ElasticShards
     from phalanx.torch.sampling import sampler as sampler
+    from phalanx.torch.sampling_adapters import RankBatches as RankBatches
+    from phalanx.torch.sampling_adapters import litdata_shards as litdata_shards
     from phalanx.torch.training import Loss, Training
     from phalanx.torch.training_state import Stateful
 
@@ -33,12 +35,14 @@ __all__ = [
     "ElasticShards",
     "Parts",
     "Rank",
+    "RankBatches",
     "StopReason",
     "busy",
     "checkpoint",
     "fence",
     "finish",
     "init",
+    "litdata_shards",
     "mesh",
     "parallelize",
     "plan",
@@ -48,7 +52,10 @@ __all__ = [
 ]
 
 
-_SAMPLING: Final = ("ElasticSampler", "ElasticShards", "sampler")  # of `sampling`
+_SAMPLING: Final = {
+    **dict.fromkeys(("ElasticSampler", "ElasticShards", "sampler"), "phalanx.torch.sampling"),
+    **dict.fromkeys(("RankBatches", "litdata_shards"), "phalanx.torch.sampling_adapters"),
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -60,7 +67,7 @@ def __getattr__(name: str) -> Any:
     if name in _SAMPLING:
         import importlib
 
-        return getattr(importlib.import_module("phalanx.torch.sampling"), name)
+        return getattr(importlib.import_module(_SAMPLING[name]), name)
     raise AttributeError(f"module 'phalanx.torch' has no attribute {name!r}; it exports: {', '.join(__all__)}")
 
 

@@ -115,11 +115,9 @@ class ElasticSampler(_Position):
         whole, rest = divmod(self.n, self.global_batch)
         return whole + (rest > 0 and not self.drop_last)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> BatchIterator:
         """This rank's indices, batch by batch, from the position to the end of its epoch. A loader may run ahead: that moves no position."""
-        start = self.position
-        for batch in range(start, (start // len(self) + 1) * len(self)):
-            yield self.indices(batch)
+        return BatchIterator(self)
 
     def indices(self, batch: int) -> list[int]:
         """Return this rank's indices for a batch, counted over all epochs."""
@@ -161,12 +159,40 @@ class ElasticSampler(_Position):
         return size * self.rank // self.world_size, size * (self.rank + 1) // self.world_size
 
 
+class BatchIterator(Iterator[list[int]]):
+    """What iterates over an `ElasticSampler`. Its state is a position too: torchdata's StatefulDataLoader keeps it for the batches it has yielded."""
+
+    def __init__(self, order: ElasticSampler) -> None:
+        self._order = order
+        self._start()
+
+    def __next__(self) -> list[int]:
+        """The indices of this rank for the next batch of the epoch."""
+        if self._batch == self._end:
+            raise StopIteration
+        self._batch += 1
+        return self._order.indices(self._batch - 1)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position after the batches that were yielded."""
+        return {_STATE: self._batch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a position, with the sampler."""
+        self._order.load_state_dict(state)
+        self._start()
+
+    def _start(self) -> None:
+        self._batch = self._order.position
+        self._end = (self._order.epoch + 1) * len(self._order)
+
+
 def sampler(n: int, seed: int = 0, global_batch: int = 1, **given: Any) -> ElasticSampler:
     """Return an `ElasticSampler`: the batch sampler of a DataLoader, with the same global order on any number of ranks."""
     return ElasticSampler(n, seed=seed, global_batch=global_batch, **given)
 
 
-class ElasticShards(_Position):
+class ElasticShards(_Position, torch.utils.data.IterableDataset[list[Any]]):
     """An iterable over shards that are read from front to back, such as tar or Parquet files, in an order that no number of ranks changes.
 
     The shards of an epoch are put into a random order and their samples counted through. `streams` readers each have an equal part of them, and

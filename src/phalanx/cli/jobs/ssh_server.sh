@@ -6,8 +6,11 @@ PATH="$PATH:/usr/sbin:/sbin:/usr/local/sbin"
 server=$(command -v sshd) || fail "there is no sshd here: install the package openssh-server on the node, or in the job's image"
 keygen=$(command -v ssh-keygen) || fail "there is no ssh-keygen here: install the package openssh-client"
 private=$(dirname "${PHALANX_LEASE_PAGE:-/nonexistent/page}")
-[ -w "$private" ] || private=$(mktemp -d) || fail "no folder can be written here"
-session=$(mktemp -d "$private/ssh-XXXXXX") || fail "no folder can be written in $private"
+if [ -w "$private" ]; then session=$(mktemp -d "$private/ssh-XXXXXX") || fail "no folder can be written in $private"
+else # a key of this session alone
+  session=$(mktemp -d) || fail "no folder can be written here"
+  private=$session
+fi
 clean() { trap '' HUP INT TERM; rm -rf "$session"; } # the hangup at the end of a session must not end rm
 trap clean EXIT
 trap 'clean; exit 129' HUP INT TERM PIPE # after sshd, which receives them too; they may arrive while the other trap runs
