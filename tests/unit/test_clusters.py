@@ -104,6 +104,7 @@ def test_config_lists_uses_shows_and_removes(capsys):
     assert read_clusters() == SavedClusters(clusters={"b": B})
     assert main(["config", "use", "a"]) == 64
     assert "no saved cluster 'a'" in capsys.readouterr().err
+    assert main(["config", "use", ""]) == 64
 
 
 def test_commands_of_this_machine_leave_the_current_cluster_alone(capsys):

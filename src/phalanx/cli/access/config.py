@@ -54,11 +54,13 @@ def show(name: str | None, as_json: bool, watch: bool) -> None:
 def use(name: str) -> None:
     """Let commands use the cluster NAME; `-` returns to the head of this machine."""
     saved = read_clusters()
-    write_clusters(saved.with_current("" if name == "-" else name))
     if name == "-":
+        write_clusters(saved.with_current(""))
         print("commands use the head of this machine")
         return
-    print(strip_control(f"commands use the cluster {name}: {saved.clusters[name].url}"))
+    cluster = saved.require(name)
+    write_clusters(saved.with_current(name))
+    print(strip_control(f"commands use the cluster {name}: {cluster.url}"))
     for variable in ("PHALANX_URL", "PHALANX_HOME"):
         if os.environ.get(variable):
             print(f"note: {variable} is set, and goes before it")
