@@ -137,7 +137,7 @@ def test_bare_number_is_no_time(time):
         {"terminal": True, "image": "python:3.11"},
         {"idle": "1h", "type": "service"},
         {"time": "9000d"},
-        {"checkpoint": "s3://bucket"},
+        {"checkpoint": "ftp://bucket"},
         {"upload": "zz"},
         {"labels": {"a b": "c"}},
         {"tasks_per_node": 0},
