@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import signal
@@ -252,6 +253,13 @@ def test_hostile_bodies_get_a_4xx(gateway, name):
     status, body, _ = run(lambda session: gateway.ask(session, HOSTILE[name]))
     assert 400 <= status < 500, body[:300]
     assert json.loads(body)["error"]["message"]
+
+
+def test_a_compressed_body_reaches_the_engine_as_text(phalanx, gateway):
+    until_ready(phalanx, 1)
+    body = gzip.compress(json.dumps({"model": "chat", "messages": [], "max_tokens": 1}).encode())
+    status, text, _ = run(lambda session: gateway.ask(session, body, headers={"Content-Encoding": "gzip"}))
+    assert (status, len(json.loads(text)["choices"])) == (200, 1)
 
 
 def test_it_serves_on_while_the_head_is_away_and_starts_from_its_last_list(phalanx, gateway):

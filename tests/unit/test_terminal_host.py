@@ -2,12 +2,14 @@
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, var-annotated"
 
+import contextlib
 import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -134,3 +136,42 @@ def descendants(pid):
         with open(f"/proc/{one}/task/{one}/children", encoding="ascii") as file:
             waiting += map(int, file.read().split())
     return found
+
+
+def test_input_that_a_program_does_not_read_waits_and_arrives_whole(start, tmp_path):
+    reads = (
+        "import os, sys, tty; tty.setraw(0); os.write(1, b'ready'); open('go').read(); n = 0\n"
+        f"while n < {8 << 20}: n += len(os.read(0, 1 << 16))\n"
+        "sys.exit(9)"
+    )
+    os.mkfifo(tmp_path / "go")
+    host = start(*PYTHON, "-c", reads)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(120)
+    while connection.connect_ex(str(tmp_path / "terminal")):
+        pass
+    connection.sendall(host_main.HEADER.pack(host_main.SIZE, 4) + struct.pack(">HH", 24, 80))
+    seen = b""
+    while b"ready" not in seen:
+        seen += connection.recv(1 << 16)
+    connection.setblocking(False)
+    left = memoryview(b"".join(host_main.HEADER.pack(host_main.INPUT, 1 << 16) + bytes(1 << 16) for _ in range(8 << 4)))
+    with contextlib.suppress(BlockingIOError):
+        while left:
+            left = left[connection.send(left) :]
+            time.sleep(0.01)  # for the host to read what it will
+    assert len(left) > 4 << 20, "the host holds a bounded part of it"
+    used = cpu_ticks(host.pid)
+    time.sleep(0.5)
+    assert cpu_ticks(host.pid) - used < 20, "it waits without a loop"
+    (tmp_path / "go").write_text("")
+    connection.settimeout(120)
+    connection.sendall(left)
+    assert host.wait(timeout=120) == 9
+
+
+def cpu_ticks(pid):
+    """Hundredths of a second of CPU that a process has used."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])

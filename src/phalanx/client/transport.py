@@ -10,6 +10,7 @@ import http.client
 import logging
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -320,13 +321,21 @@ class Transport:
     def _connection(self) -> HeadHttp:
         """Return a connection to the current head, not yet open."""
         url = self.url()
+        return HeadHttp(url, lambda: self.trust(url))
+
+    def trust(self, url: str) -> ssl.SSLContext:
+        """Return the TLS context for the head at `url`.
+
+        Raises:
+            PhalanxError: its CA cannot be read, or has another fingerprint.
+        """
         if self._ca:
-            return HeadHttp(url, lambda: context_for_ca(self._ca))
+            return context_for_ca(self._ca)
         cluster = None if self._url or self._home else chosen_cluster()
         if cluster is not None:
-            return HeadHttp(url, lambda: cluster_context(url, cluster))
+            return cluster_context(url, cluster)
         elsewhere = self._url or (os.environ.get("PHALANX_URL") and self._home is None)
-        return HeadHttp(url, lambda: context_for(url, None if elsewhere else own_ca_file(self._home, url)))
+        return context_for(url, None if elsewhere else own_ca_file(self._home, url))
 
 
 class Retry:

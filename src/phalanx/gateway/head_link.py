@@ -11,17 +11,21 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
 
+from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import ProjectId
 from phalanx.core.work.users import Action, UserRole
 from phalanx.durable_files import replace_file
 from phalanx.gateway.services import RoutedService, ServiceTable
 from phalanx.wire.api.head import CurrentUser
-from phalanx.wire.api.services import ServiceList
+from phalanx.wire.api.services import ServiceList, ServiceView
+
+T = TypeVar("T")
 
 POLL_S: Final = 0.5
 ANSWER_S: Final = 5.0
@@ -29,23 +33,32 @@ KEY_FRESH_S: Final = 60.0  # a key that was revoked works at most this long, whi
 KEY_STALE_S: Final = 24 * 3600.0  # and at most this long while it does not
 KEYS_MAX: Final = 100_000
 REJECTED_S: Final = 10.0  # a wrong key is not asked for again
+REJECTED_MAX: Final = 10_000
 WAKE_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayHead:
-    """How the head is reached. `url`: called for each request, because a restarted head may have another one; `headers`: with the gateway's token."""
+    """How the head is reached.
+
+    Attributes:
+        url: called for each request, because a restarted head may have another one, and another head may lead.
+        headers: with the gateway's token.
+        failed: gets the URL of a head that does not answer, or does not lead, so that `url` returns another one.
+        tls: the context for https; None for plain HTTP.
+    """
 
     url: Callable[[], str]
     headers: Callable[[], dict[str, str]]
+    failed: Callable[[str], object]
     tls: ssl.SSLContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KeyOwner:
-    """The user of a key, or None for a wrong one. `at_s`: monotonic time at which the head said so."""
+    """The user of a key. `at_s`: monotonic time at which the head said so."""
 
-    user: CurrentUser | None
+    user: CurrentUser
     at_s: float
 
 
@@ -66,6 +79,7 @@ class HeadLink:
         self._head, self._table, self._snapshot = head, table, snapshot
         self._session: aiohttp.ClientSession | None = None
         self._keys: OrderedDict[bytes, KeyOwner] = OrderedDict()
+        self._rejected: OrderedDict[bytes, float] = OrderedDict()  # apart, so that wrong keys displace no good one
         self._woken_s: dict[str, float] = {}
         self._saved = b""
         self.answered_s = 0.0  # monotonic time of the last list; 0 before the first
@@ -88,19 +102,27 @@ class HeadLink:
                 await asyncio.sleep(POLL_S)
 
     async def _refresh(self) -> None:
-        status, payload = await self._ask("GET", "/v1/services", self._head.headers())
-        if status != 200:
-            raise HeadAway
-        try:
-            views = msgspec.json.decode(payload, type=ServiceList).services
-        except msgspec.MsgspecError:
-            raise HeadAway from None
+        views: list[ServiceView] = []
+        after = ""
+        while True:
+            status, payload = await self._ask("GET", f"/v1/services?after={quote(after)}", self._own_headers())
+            if status != 200:
+                raise HeadAway
+            try:
+                page = msgspec.json.decode(payload, type=ServiceList)
+            except msgspec.MsgspecError:
+                raise HeadAway from None
+            views += page.services
+            after = page.next
+            if not after:
+                break
         self.answered_s = time.monotonic()
         self._table.update(views)
-        if payload != self._saved and self._snapshot:
-            self._saved = payload
+        whole = msgspec.json.encode(ServiceList(services=views))
+        if whole != self._saved and self._snapshot:
+            self._saved = whole
             with contextlib.suppress(OSError):  # only a restart without the head needs it
-                replace_file("", self._snapshot, payload)
+                replace_file("", self._snapshot, whole)
 
     def _load(self) -> None:
         if not self._snapshot or not os.path.exists(self._snapshot):
@@ -116,7 +138,9 @@ class HeadLink:
         """
         digest = hashlib.sha256(key.encode()).digest()  # the keys themselves are not kept
         known, now_s = self._keys.get(digest), time.monotonic()
-        if known is not None and now_s - known.at_s < (REJECTED_S if known.user is None else KEY_FRESH_S):
+        if now_s - self._rejected.get(digest, -REJECTED_S) < REJECTED_S:
+            return None
+        if known is not None and now_s - known.at_s < KEY_FRESH_S:
             return known.user
         try:
             status, payload = await self._ask("GET", "/v1/me", {"Authorization": f"Bearer {key}"})
@@ -124,13 +148,14 @@ class HeadLink:
                 raise HeadAway
             user = msgspec.json.decode(payload, type=CurrentUser) if status == 200 else None
         except (HeadAway, msgspec.MsgspecError):
-            if known is not None and known.user is not None and now_s - known.at_s < KEY_STALE_S:
+            if known is not None and now_s - known.at_s < KEY_STALE_S:
                 return known.user
             raise HeadAway from None
-        self._keys[digest] = KeyOwner(user, now_s)
-        self._keys.move_to_end(digest)
-        if len(self._keys) > KEYS_MAX:
-            self._keys.popitem(last=False)
+        if user is None:
+            self._keys.pop(digest, None)
+            _put(self._rejected, digest, now_s, REJECTED_MAX)
+        else:
+            _put(self._keys, digest, KeyOwner(user, now_s), KEYS_MAX)
         return user
 
     async def want_replica(self, service: RoutedService) -> None:
@@ -145,8 +170,8 @@ class HeadLink:
         else:
             return  # one is on its way
         self._woken_s[name] = now_s
-        headers = {**self._head.headers(), "Content-Type": "application/json"}
         try:
+            headers = {**self._own_headers(), "Content-Type": "application/json"}
             status, payload = await self._ask("PATCH", f"/v1/services/{name}", headers, msgspec.json.encode(change))
         except HeadAway:
             return
@@ -161,12 +186,32 @@ class HeadLink:
     ) -> tuple[int, bytes]:
         if self._session is None:
             raise HeadAway
+        url = self._head.url()
         try:
-            url = self._head.url() + path
-            async with self._session.request(method, url, headers=headers, data=body, allow_redirects=False) as answer:
-                return answer.status, await answer.read()
+            async with self._session.request(
+                method, url + path, headers=headers, data=body, allow_redirects=False
+            ) as answer:
+                status, payload = answer.status, await answer.read()
         except (aiohttp.ClientError, OSError, TimeoutError):
+            self._head.failed(url)
             raise HeadAway from None
+        if status == 503:  # a standby, or a head that is about to stop
+            self._head.failed(url)
+            raise HeadAway
+        return status, payload
+
+    def _own_headers(self) -> dict[str, str]:
+        try:
+            return self._head.headers()
+        except PhalanxError:  # no token is to be found while the head of this machine restarts
+            raise HeadAway from None
+
+
+def _put(known: OrderedDict[bytes, T], digest: bytes, value: T, most: int) -> None:
+    known[digest] = value
+    known.move_to_end(digest)
+    if len(known) > most:
+        known.popitem(last=False)
 
 
 def may_use(user: CurrentUser, project: ProjectId) -> bool:

@@ -51,13 +51,14 @@ _HOP_BY_HOP: Final = frozenset(
         "upgrade",
     }
 )
-# The key is the gateway's and no engine's; aiohttp sets the others.
+# The key is the gateway's and no engine's; aiohttp decodes the body, and sets the others.
 _NOT_FORWARDED: Final = _HOP_BY_HOP | {
     "authorization",
     "api-key",
     "x-api-key",
     "cookie",
     "host",
+    "content-encoding",
     "content-length",
     "expect",
 }
@@ -266,7 +267,7 @@ class RequestRelay:
             if upstream.status in _RETRY_STATUS and not last:
                 raise _NotAnswered(f"status {upstream.status}")
             answer = await line.begin(upstream)
-            count = _TokenCount(streamed=wanted_stream(upstream))
+            count = _TokenCount(streamed=_is_stream(upstream))
             try:
                 async for chunk in upstream.content.iter_any():
                     count.add(chunk)
@@ -338,7 +339,8 @@ class _Line:
                 try:
                     await asyncio.wait_for(called.wait(), min(COMMENT_S, left_s))
                 except TimeoutError:
-                    if self._stream:
+                    service.call_waiting()  # a replica may be avoided no longer, while no list comes from the head
+                    if self._stream and not called.is_set():
                         await self._comment(service.waiting.before(number))
         finally:
             service.waiting.leave(number, called)
@@ -415,7 +417,7 @@ class _TokenCount:
         return 0, max(0, self._events - 1)  # the last event is [DONE]
 
 
-def wanted_stream(upstream: aiohttp.ClientResponse) -> bool:
+def _is_stream(upstream: aiohttp.ClientResponse) -> bool:
     """Return whether a replica answers with events."""
     return upstream.content_type == "text/event-stream"
 

@@ -68,6 +68,7 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
     )
     stop = asyncio.Event()
     following = asyncio.create_task(link.run())
+    following.add_done_callback(lambda _: stop.set())  # it ends by an error alone, which then ends the gateway
     try:
         try:
             await site.start()
@@ -81,11 +82,11 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
         ready(runner.addresses[0][1])
         await stop.wait()
     finally:
+        await runner.cleanup()
+        await relay.close()
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following
-        await runner.cleanup()
-        await relay.close()
 
 
 def _app(relay: RequestRelay) -> web.Application:

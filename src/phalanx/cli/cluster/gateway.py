@@ -63,7 +63,6 @@ def gateway(
     change those that shall start on demand.
     """
     from phalanx.client.discovery import state_folder
-    from phalanx.client.tls import context_for
     from phalanx.wire.head_url import is_loopback
 
     try:
@@ -98,7 +97,7 @@ def gateway(
     def current_url() -> str:
         try:
             return head.transport.url()
-        except PhalanxError:  # a head that restarts; the last one is tried
+        except PhalanxError:  # a head that restarts; the first one is tried
             return url
 
     def ready(bound: int) -> None:
@@ -107,8 +106,12 @@ def gateway(
         print("next: OpenAI clients use it as their base URL, with a token of Phalanx as the API key", file=sys.stderr)
         sys.stdout.flush()
 
-    trust = context_for(url) if url.startswith("https:") else None
-    run_gateway(GatewayHead(url=current_url, headers=head.transport.headers, tls=trust), options, ready)
+    trust = head.transport.trust(url) if url.startswith("https:") else None
+    run_gateway(
+        GatewayHead(url=current_url, headers=head.transport.headers, failed=head.transport.try_next_head, tls=trust),
+        options,
+        ready,
+    )
 
 
 def _tls_context(cert: str | None, key: str | None) -> ssl.SSLContext | None:

@@ -20,6 +20,7 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Callable
 from typing import Final
 
 INPUT, SIZE, OUTPUT, EXIT = range(4)
@@ -48,6 +49,7 @@ class _Client:
         self.connection = connection
         self.unread, self.unsent = bytearray(), bytearray()
         self.begun = False
+        self.watched = 0  # for which of its events the selector waits
         self.moved_s = 0.0  # when it last read something, or had read everything
 
     @property
@@ -135,8 +137,12 @@ class TerminalHost:
 
     def _use_terminal(self, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
+            full = len(self._input) >= _INPUT_MAX
             with contextlib.suppress(OSError):
                 del self._input[: os.write(self._master, self._input[:_PIECE])]
+            if full and len(self._input) < _INPUT_MAX:
+                for client in self._clients:
+                    self._watch(client)
         if mask & selectors.EVENT_READ and self._read() == _END:
             self._close_terminal()
 
@@ -146,15 +152,18 @@ class TerminalHost:
 
     def _watch_terminal(self, events: int) -> None:
         """Wait for these events of the terminal from now on."""
-        if self._master < 0 or self._ended or events == self._watched:
+        if self._master >= 0 and not self._ended:
+            self._select(self._master, self._watched, events, self._use_terminal)
+            self._watched = events
+
+    def _select(self, where: int | socket.socket, before: int, events: int, use: Callable[[int], None]) -> None:
+        """Wait for other events of a file; a selector knows no file without events."""
+        if events == before:
             return
-        if not events:
-            self._selector.unregister(self._master)
-        elif self._watched:
-            self._selector.modify(self._master, events, self._use_terminal)
-        else:
-            self._selector.register(self._master, events, self._use_terminal)
-        self._watched = events
+        if before:
+            self._selector.unregister(where)
+        if events:
+            self._selector.register(where, events, use)
 
     def _read(self) -> int:
         """Read some output; return the number of its bytes, 0 for none now, and _END at its end."""
@@ -197,14 +206,14 @@ class TerminalHost:
         connection.setblocking(False)
         client = _Client(connection)
         self._clients.append(client)
-        self._selector.register(connection, selectors.EVENT_READ, lambda mask: self._use_client(client, mask))
+        self._watch(client)
 
     def _use_client(self, client: _Client, mask: int) -> None:
         try:
             if mask & selectors.EVENT_WRITE:
                 del client.unsent[: client.connection.send(client.unsent)]
                 client.moved_s = time.monotonic()
-            if mask & selectors.EVENT_READ and len(self._input) < _INPUT_MAX:
+            if mask & selectors.EVENT_READ:
                 data = client.connection.recv(_PIECE)
                 if not data:
                     raise ConnectionResetError
@@ -255,13 +264,15 @@ class TerminalHost:
 
     def _watch(self, client: _Client) -> None:
         if client in self._clients:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.unsent else 0)
-            self._selector.modify(client.connection, events, lambda mask: self._use_client(client, mask))
+            reads = len(self._input) < _INPUT_MAX
+            events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if client.unsent else 0)
+            self._select(client.connection, client.watched, events, lambda mask: self._use_client(client, mask))
+            client.watched = events
 
     def _drop(self, client: _Client) -> None:
         if client in self._clients:
             self._clients.remove(client)
-            self._selector.unregister(client.connection)
+            self._select(client.connection, client.watched, 0, self._drain)
             client.connection.close()
 
     def _drain(self, _mask: int) -> None:
