@@ -35,7 +35,7 @@ def connect(folder: str) -> socket.socket:
     """Connect to the host, which may just be starting.
 
     Raises:
-        OSError: there is none.
+        OSError: no host listens there.
     """
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     until_s = time.monotonic() + _CONNECT_S

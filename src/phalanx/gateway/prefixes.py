@@ -10,7 +10,7 @@ from typing import Final
 
 import xxhash
 
-FINE_BYTES: Final = 256  # about 64 tokens: short shared instructions are told apart
+FINE_BYTES: Final = 256  # about 64 tokens: short shared instructions differ in their blocks
 FINE_BLOCKS: Final = 16
 COARSE_BYTES: Final = 1024
 BLOCKS_MAX: Final = 4096  # 4 MiB: longer prompts are compared by their beginning

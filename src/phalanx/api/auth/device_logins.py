@@ -40,7 +40,7 @@ class WaitingLogin:
         note: what the command line says of itself and its machine; not verified.
         address: from which it asked.
         ends_s: in seconds of CLOCK_BOOTTIME.
-        token_sha256: of the token whose holder allowed it; "" while nobody has.
+        token_sha256: of the token whose holder allowed it; "" until then.
         refused: whether somebody refused it.
     """
 
@@ -93,7 +93,7 @@ class DeviceLogins:
         return self._waiting[self._key_of(code, user)]
 
     def decide(self, code: str, caller: Caller, *, allow: bool) -> WaitingLogin:
-        """Allow or refuse a login; nobody can change that again.
+        """Allow or refuse a login, for good.
 
         Raises:
             NotFound, TryLater: as `find`.

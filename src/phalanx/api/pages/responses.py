@@ -49,7 +49,7 @@ def asset_response(connection: HTTPConnection, version: str, name: str) -> Respo
     """Return a file that pages load.
 
     Raises:
-        NotFound: there is none, or the page is of another version of the head.
+        NotFound: it does not exist, or the page is of another version of the head.
     """
     assets = load_assets()
     asset = assets.by_name.get(name)

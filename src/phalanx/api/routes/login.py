@@ -107,7 +107,7 @@ async def finish_browser_login(request: Request) -> Response:
 
 
 async def _finish_own_login(runtime: ApiRuntime, call: AuditCall, body: DeviceLoginBody) -> Response:
-    """Return a token with the rights of whoever allowed the login at the page, or that nobody has yet."""
+    """Return a token with the rights of the user who allowed the login at the page, or that it is pending."""
     try:
         sha256 = runtime.device_logins.take(body.handle)
         if not sha256:

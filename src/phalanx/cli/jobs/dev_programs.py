@@ -38,7 +38,7 @@ class Editor:
         program: its name.
         script: shell text that starts it; `$1` is the port.
         query: what follows its address.
-        keeps_path: it is told its base path at the head.
+        keeps_path: it gets its base path at the head.
     """
 
     program: str

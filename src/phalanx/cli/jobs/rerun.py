@@ -138,7 +138,7 @@ def _with_value(mapping: dict[str, object], text: str, *, said: bool) -> dict[st
     """Return the keys with another value of a parameter of the command, else of a variable, else of a key.
 
     Raises:
-        BadRequest: there is none of this name.
+        BadRequest: no parameter, variable or key has this name.
     """
     name, equals, value = text.partition("=")
     name = name.strip().lstrip("-")

@@ -124,7 +124,7 @@ def _shown(head: Client, job_id: str, *, whole_history: bool) -> ListView:
 
 
 def _with_urls(head: Client, job: JobView) -> JobView:
-    """Fill in where pages of the job are for whoever reaches the head by the caller's URL."""
+    """Fill in the addresses of the job's pages, below the URL by which the caller reaches the head."""
     url = head.transport.url()
     ports = [msgspec.structs.replace(one, url=url + one.path) for one in job.web_ports]
     return msgspec.structs.replace(job, web_ports=ports) if ports else job

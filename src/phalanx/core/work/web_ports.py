@@ -2,7 +2,7 @@
 
 ports: [8888]                          one port
 ports: {jupyter: 8888, board: 6006}    names to ports
-ports: {lab: "8888:keep-path"}         a program that is told its base path, /j/JOB/8888/, and expects it in requests
+ports: {lab: "8888:keep-path"}         a program that gets its base path, /j/JOB/8888/, and expects it in requests
 """
 
 from __future__ import annotations
