@@ -128,6 +128,30 @@ def test_a_client_that_reads_nothing_delays_nobody(start, tmp_path):
         good.until(">>> end")
 
 
+def test_detach_keys_reach_the_program_only_when_they_are_not_three(monkeypatch):
+    here, there = socket.socketpair()
+    relay, now_s = terminal_relay.Relay(here), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+
+    def got():
+        there.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            return there.recv(1000)[host_main.HEADER.size :]
+        return b""
+
+    assert [relay.detaches(b"\x1d"), relay.detaches(b"\x1d"), got()] == [False, False, b""]
+    assert [relay.detaches(b"a\x1d"), got()] == [False, b"\x1d\x1da"]
+    now_s[0] = 0.9
+    assert [relay.detaches(b"\x1d"), got()] == [False, b""]
+    now_s[0] = 1.1
+    assert [relay.detaches(b"\x1d"), got()] == [False, b"\x1d"], "the first one is too long ago"
+    assert [relay.detaches(b"\x1dlost"), got()] == [True, b""]
+    relay.held.clear()
+    relay.detaches(b"\x1d")
+    now_s[0] = 2.2
+    assert [relay.detaches(b""), got()] == [False, b"\x1d"], "the second is over"
+
+
 def descendants(pid):
     found, waiting = [], [pid]
     while waiting:

@@ -1,6 +1,7 @@
 """Connects the terminal of a session to the terminal of a job's first rank: sent to the job's node as text. Standard library only.
 
-The exit code is that of the rank's program. DETACH typed three times within a second leaves the program running.
+The exit code is that of the rank's program. DETACH typed three times within a second leaves the program running. One or two of them
+reach the program, but only when another key or the end of the second shows that no third one follows.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Relay:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.unread = bytearray()
-        self.typed: list[float] = []
+        self.held: list[float] = []  # when the DETACH keys were typed that the program has not got yet
+        self.size = -1, -1  # that was sent last
 
     def run(self) -> int:
         """Copy until the program ends, or the user detaches."""
@@ -70,7 +72,8 @@ class Relay:
         for fd in (0, woken, self.connection.fileno()):
             selector.register(fd, selectors.EVENT_READ)
         while True:
-            ready = {key.fd for key, _ in selector.select()}
+            left_s = max(0.0, self.held[0] + _TYPED_WITHIN_S - time.monotonic()) if self.held else None
+            ready = {key.fd for key, _ in selector.select(left_s)}
             if woken in ready:
                 os.read(woken, _PIECE)
                 self.send_size()
@@ -82,18 +85,31 @@ class Relay:
                 data = os.read(0, _PIECE)
                 if not data:
                     return LOST_CODE
+                self.send_size()  # a change of it may have come before this input, and be seen after it
                 if self.detaches(data):
                     os.write(1, DETACHED)
                     return DETACHED_CODE
-                self.send(INPUT, data)
+            elif self.held:
+                self.detaches(b"")
 
     def detaches(self, data: bytes) -> bool:
-        """Whether this is the last of three DETACH keys; any other key begins the count again."""
-        now_s = time.monotonic()
+        """Send input, without DETACH keys that others may follow; True for the third one."""
+        now_s, passed = time.monotonic(), bytearray()
+        while self.held and now_s - self.held[0] >= _TYPED_WITHIN_S:
+            self.held.pop(0)
+            passed += DETACH
         for byte in data:
-            self.typed = [*self.typed, now_s] if byte == DETACH[0] else []
-        self.typed = self.typed[-_TIMES:]
-        return len(self.typed) == _TIMES and now_s - self.typed[0] < _TYPED_WITHIN_S
+            if byte == DETACH[0]:
+                self.held.append(now_s)
+                if len(self.held) == _TIMES:
+                    break
+            else:
+                passed += DETACH * len(self.held)
+                passed.append(byte)
+                self.held.clear()
+        if passed:
+            self.send(INPUT, bytes(passed))
+        return len(self.held) == _TIMES
 
     def receive(self) -> int | None:
         """Write output; return the exit code once the program has ended."""
@@ -120,9 +136,11 @@ class Relay:
         self.connection.sendall(_HEADER.pack(kind, len(body)) + body)
 
     def send_size(self) -> None:
-        """Send the size of the terminal here."""
+        """Send the size of the terminal here, if it has changed."""
         rows, cols, _, _ = struct.unpack("HHHH", fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
-        self.send(SIZE, _SIZE.pack(rows or 24, cols or 80))
+        if (rows, cols) != self.size:
+            self.size = rows, cols
+            self.send(SIZE, _SIZE.pack(rows or 24, cols or 80))
 
 
 def main() -> int:
