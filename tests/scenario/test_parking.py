@@ -8,6 +8,9 @@ import pytest
 from phalanx.core.errors import Conflict
 from phalanx.core.ids import ServiceId, UserId
 from phalanx.core.lifecycle import job as requests
+from phalanx.core.lifecycle.attempt import transition
+from phalanx.core.lifecycle.events import StopRequested
+from phalanx.core.lifecycle.transitions import AttemptCase
 from phalanx.core.state.events import CancelJob, HoldJob, ParkJob, RequeueJob, UpdateJob
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState, WaitReasonCode
@@ -95,6 +98,18 @@ def test_the_last_of_several_requests_counts_while_a_job_stops(first):
     cluster.run(60.0)
     assert is_parked(cluster, one) == (first == "requeue")
     assert (cluster.job(one).state is JobState.RUNNING) == (first == "park")
+
+
+@pytest.mark.parametrize(
+    ("cause", "counts"), [(EndCause.PREEMPTED, (1, 0)), (EndCause.MOVED, (0, 1)), (EndCause.DRAINED, (0, 0))]
+)
+def test_parking_does_not_hide_the_stop_that_it_replaces(cause, counts):
+    """Else a job could be preempted more often than the policy allows."""
+    asked = transition(placed(job("1", gpus="2x2")), StopRequested(cause=cause, why="for job 2", by=OP), facts())
+    for _ in range(2):
+        asked = requests.park(AttemptCase(job=asked.job, attempt=asked.attempt), ADA, facts())
+        assert asked.attempt.stop_cause is EndCause.PARKED
+        assert (asked.job.preemptions, asked.job.moves) == counts
 
 
 def test_a_replica_is_not_parked():

@@ -479,13 +479,19 @@ def _stopping(
     """Stop every member; the first cause stays unless a later one takes precedence (`_ending`)."""
     before = attempt
     attempt = replace(attempt, state=_S.STOPPING, stop_cause=_ending(attempt, cause), why=attempt.why or why)
+    job = case.job
+    if (
+        attempt.stop_cause is EndCause.PARKED
+    ):  # what it replaces counts, so that parking wins no further preemption for others
+        stops, moves = before.stop_cause is EndCause.PREEMPTED, before.stop_cause is EndCause.MOVED
+        job = replace(job, preemptions=job.preemptions + stops, moves=job.moves + moves)
     outcome = TransitionResult(
-        job=case.job,
+        job=job,
         attempt=attempt,
-        commands=gang_commands.stop(AttemptCase(job=case.job, attempt=attempt), attempt),
+        commands=gang_commands.stop(AttemptCase(job=job, attempt=attempt), attempt),
         history=(entry, endpoint_line(case, attempt, facts, attempt.why)) if before.serving else (entry,),
     )
-    return outcome.then(_settle_when_whole(AttemptCase(job=case.job, attempt=attempt), attempt, facts))
+    return outcome.then(_settle_when_whole(AttemptCase(job=job, attempt=attempt), attempt, facts))
 
 
 def _ending(attempt: Attempt, cause: EndCause | None) -> EndCause | None:
