@@ -171,7 +171,7 @@ def test_a_node_without_sshd_says_what_to_install(head, environment, tmp_path):
     job_id = head.submit(name="bare", run=["sleep", "600"], gpus=1, workdir=str(tmp_path))
     head.wait_for_state(job_id, "running")
     command = ["sh", "-c", 'PATH=$1; shift; exec sh -c "$@"', "-", str(tmp_path / "bin")]
-    with open(os.path.join(ROOT, "src/phalanx/cli/jobs/ssh_server.sh"), encoding="utf-8") as file:
+    with open(os.path.join(ROOT, "src/phalanx/cli/sessions/ssh_server.sh"), encoding="utf-8") as file:
         script = file.read().replace(":/usr/sbin:/sbin:/usr/local/sbin", "")
     done = phalanx(environment, "exec", job_id, "--", *command, script, "phalanx", "key")
     assert done.stdout == (
@@ -207,7 +207,7 @@ def test_the_session_leaves_no_process_and_no_key_behind(environment, job, setti
 
 def test_a_server_without_a_private_folder_of_the_job_leaves_nothing_in_that_of_the_machine(tmp_path):
     """As root, every folder is writable; so there is none. The script ends at once: no client writes."""
-    with open(os.path.join(ROOT, "src/phalanx/cli/jobs/ssh_server.sh"), encoding="utf-8") as file:
+    with open(os.path.join(ROOT, "src/phalanx/cli/sessions/ssh_server.sh"), encoding="utf-8") as file:
         script = file.read()
     told = {**os.environ, "PHALANX_LEASE_PAGE": str(tmp_path / "gone" / "page"), "TMPDIR": str(tmp_path)}
     command = ["sh", "-c", script, "phalanx", "ssh-ed25519 AAAA"]

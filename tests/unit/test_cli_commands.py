@@ -23,12 +23,12 @@ from phalanx.cli.cluster import up
 from phalanx.cli.cluster.doctor import _fix_for_silence, _node_versions
 from phalanx.cli.cluster.machine_checks import check_accounts, check_hooks, check_packages, check_permissions
 from phalanx.cli.cluster.state_folder import RecordedHead, own_node_names
-from phalanx.cli.jobs import exec as exec_module
 from phalanx.cli.jobs import job_follower
 from phalanx.cli.jobs.ps import _where_or_why
 from phalanx.cli.jobs.show import _facts
 from phalanx.cli.jobs.show import _usage_lines as usage_lines
 from phalanx.cli.root import COMMANDS, main
+from phalanx.cli.sessions import exec as exec_module
 from phalanx.cli.terminal import terminal
 from phalanx.cli.top.rendering import job_line
 from phalanx.core.accounting.usage_summary import UsageSummary

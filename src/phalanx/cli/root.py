@@ -47,12 +47,12 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "logs": CommandEntry("phalanx.cli.jobs.logs:logs", "Print or follow the output of a job."),
         "get": CommandEntry("phalanx.cli.jobs.get:get", "Download the files that a job wrote to PHALANX_OUTPUT_DIR."),
         "attach": CommandEntry("phalanx.cli.jobs.attach:attach", "Follow the output of a job again."),
-        "exec": CommandEntry("phalanx.cli.jobs.exec:exec_", "Run a command next to a job's ranks."),
-        "shell": CommandEntry("phalanx.cli.jobs.exec:shell", "Open a shell next to a job's ranks."),
-        "dev": CommandEntry("phalanx.cli.jobs.dev:dev", "Start a session to work in, or return to it."),
-        "port-forward": CommandEntry("phalanx.cli.jobs.port_forward:port_forward", "Reach ports of a job here."),
-        "ssh": CommandEntry("phalanx.cli.jobs.ssh:ssh", "Connect to a job by SSH, without an open port."),
-        "proxy": CommandEntry("phalanx.cli.jobs.ssh:proxy", "Carry SSH to a job: the ProxyCommand of ssh."),
+        "exec": CommandEntry("phalanx.cli.sessions.exec:exec_", "Run a command next to a job's ranks."),
+        "shell": CommandEntry("phalanx.cli.sessions.exec:shell", "Open a shell next to a job's ranks."),
+        "dev": CommandEntry("phalanx.cli.sessions.dev:dev", "Start a session to work in, or return to it."),
+        "port-forward": CommandEntry("phalanx.cli.sessions.port_forward:port_forward", "Reach ports of a job here."),
+        "ssh": CommandEntry("phalanx.cli.sessions.ssh:ssh", "Connect to a job by SSH, without an open port."),
+        "proxy": CommandEntry("phalanx.cli.sessions.ssh:proxy", "Carry SSH to a job: the ProxyCommand of ssh."),
         "update": CommandEntry(
             "phalanx.cli.jobs.job_actions:update", "Change a job, or roll out another revision of a service."
         ),

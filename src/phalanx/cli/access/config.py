@@ -70,7 +70,7 @@ def use(name: str) -> None:
 @click.option("--print", "only_print", is_flag=True, help="Print the line for ~/.ssh/config instead of adding it.")
 def ssh_(only_print: bool) -> None:
     """Let ssh, scp, rsync, git and editors reach jobs as 17.phalanx: include one file in ~/.ssh/config."""
-    from phalanx.cli.jobs import ssh_files
+    from phalanx.cli.sessions import ssh_files
 
     settings = ssh_files.settings_file()
     if only_print:

@@ -43,7 +43,7 @@ def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool
     """  # noqa: D301 - click reads the backspace character itself
     terminal = given.get("terminal")
     if terminal and not detach:
-        from phalanx.cli.jobs.terminal_session import check_terminal
+        from phalanx.cli.sessions.terminal_session import check_terminal
 
         check_terminal()
         given["env"] = [("TERM", os.environ.get("TERM", "")), *given["env"]] if os.environ.get("TERM") else given["env"]
@@ -73,7 +73,7 @@ def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool
         print(f"next: phalanx {verb} {taken.id}", file=sys.stderr)
         return 0
     if terminal:
-        from phalanx.cli.jobs.terminal_session import attach_terminal
+        from phalanx.cli.sessions.terminal_session import attach_terminal
 
         return attach_terminal(head, taken.id, idles=wanted.spec.idle_s is not None)
     try:

@@ -13,10 +13,10 @@ import click
 
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
-from phalanx.cli.jobs.dev_programs import EDITORS, SHELL, await_editor
 from phalanx.cli.jobs.job_request import DoubleDashCommand, job_options, job_request, set_command
 from phalanx.cli.jobs.submit import submit_job
-from phalanx.cli.jobs.terminal_session import attach_terminal, await_running, check_terminal
+from phalanx.cli.sessions.dev_programs import EDITORS, SHELL, await_editor
+from phalanx.cli.sessions.terminal_session import attach_terminal, await_running, check_terminal
 from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.work.job import JobState

@@ -12,7 +12,7 @@ import msgspec
 from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
 from phalanx.cli.jobs.job_end import end_summary, exit_code
 from phalanx.cli.jobs.job_follower import StatePrinter, StatusLine
-from phalanx.cli.jobs.session_input import InputSender, print_beside, raw_terminal, terminal_size
+from phalanx.cli.sessions.session_input import InputSender, print_beside, raw_terminal, terminal_size
 from phalanx.client import terminal_relay
 from phalanx.core.errors import BadRequest, Conflict, TryLater, Unreachable
 from phalanx.core.work.attempt import AttemptState

@@ -12,7 +12,7 @@ from phalanx.cli.command_groups import split_options
 from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
 from phalanx.cli.jobs.job_lookup import resolve_job
-from phalanx.cli.jobs.session_input import InputSender, print_beside, raw_terminal, terminal_size
+from phalanx.cli.sessions.session_input import InputSender, print_beside, raw_terminal, terminal_size
 from phalanx.core.errors import BadRequest
 
 _SHELL: Final = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i"]
@@ -65,7 +65,7 @@ def shell(job: str, node_rank: int, new: bool) -> int:
     head = connect()
     found = head.job(resolve_job(head, job)).job
     if found.terminal and not node_rank and not new:
-        from phalanx.cli.jobs.terminal_session import attach_terminal
+        from phalanx.cli.sessions.terminal_session import attach_terminal
 
         return attach_terminal(head, found.id, idles=found.idle_s is not None)
     return run_command(job, _SHELL, node_rank=node_rank, tty=True)

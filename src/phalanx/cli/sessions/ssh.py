@@ -11,10 +11,10 @@ import click
 
 from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
-from phalanx.cli.jobs import ssh_files
-from phalanx.cli.jobs.exec import ExecCommand
 from phalanx.cli.jobs.job_lookup import resolve_node
-from phalanx.cli.jobs.session_input import InputSender
+from phalanx.cli.sessions import ssh_files
+from phalanx.cli.sessions.exec import ExecCommand
+from phalanx.cli.sessions.session_input import InputSender
 from phalanx.core.errors import BadRequest, Conflict
 
 if TYPE_CHECKING:
