@@ -89,12 +89,24 @@ def test_service_keeps_two_replicas_through_a_nodes_death_and_a_rollout(phalanx)
         visitor.until(lambda answers: len(answers) == 2, "it serves elsewhere")
         assert victim not in {end.node_id for end in visitor.client.service("web").service.endpoints}
 
-        phalanx("update", "web", "v2.yaml")
+        done = phalanx("serve", "up", "v2.yaml")
+        assert done.stdout == "service web: revision 1 -> 2, replicas 2..3\nnext: phalanx serve ps web\n"
+        assert "service web serves revision 2: 2 of 2 replicas ready" in done.stderr
+        assert phalanx("serve", "up", "v2.yaml").stdout.startswith("service web is unchanged: revision 2,")
         visitor.until(lambda answers: answers == [b"version 2"] * 2, "the rollout is done")
         visitor.until(lambda _: visitor.client.service("web").service.state == "ready", "all of it")
         assert visitor.fewest >= 1
+
+        done = phalanx("serve", "rollback", "web")
+        assert "service web: revision 2 -> 1, " in done.stdout
+        visitor.until(lambda answers: answers == [b"version 1"] * 2, "the rollout back is done")
+        assert visitor.fewest >= 1
+    assert "no revision of service web served before revision 1" in phalanx("serve", "rollback", "web", code=64).stderr
+    newest = phalanx.json("serve", "ps", "web")["revisions"][0]
+    assert [one["key"] for one in newest["changes"]] == ["run"]
+    assert "(did you mean web?)" in phalanx("serve", "ps", "wbe", code=64).stderr
     rows = phalanx("ps").stdout
-    assert "web      ready  2/2           2" in rows
+    assert "web      ready  2/2           1" in rows
     logs = phalanx("logs", "web", "-n", "2").stdout
     assert logs.count("==> replica ") == 2
     assert logs.count("GET /said") == 4
@@ -104,10 +116,7 @@ def test_service_keeps_two_replicas_through_a_nodes_death_and_a_rollout(phalanx)
 def test_stopped_service_leaves_no_process(phalanx):
     assert phalanx.processes(PHALANX_SERVICE="web")
     phalanx("cancel", "web")
-    for _ in range(100):
-        if not phalanx.json("show", "web")["replicas"]:
-            break
-        time.sleep(0.1)
+    assert phalanx("serve", "down", "web").stdout == "service web had been stopped\n", "its replicas have ended"
     assert phalanx.json("show", "web")["service"]["state"] == "stopped"
     assert not phalanx.json("ps")
     assert not phalanx.processes(PHALANX_SERVICE="web")

@@ -21,7 +21,7 @@ from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.service import ServiceState
+from phalanx.core.work.service import NO_REVISION, ServiceState, rollback_revision
 from phalanx.core.work.service_terms import ServiceTerms
 from phalanx.core.work.spec import LaunchMode
 from phalanx.node.logic.events import MemberKey, ReadinessProbed
@@ -235,6 +235,39 @@ def test_rollback_by_number_needs_no_new_revision(cluster):
     assert (service(cluster).revision, service(cluster).last_revision) == (1, 2)
     with pytest.raises(NotFound, match="no revision 3"):
         update(cluster, revision=3)
+
+
+def test_rollback_goes_to_the_revision_that_served_before_however_often_it_is_repeated_meanwhile(cluster):
+    ready(cluster)
+    for number in (2, 3):
+        update(cluster, web(env=(("A", str(number)),)))
+        cluster.until(lambda number=number: service(cluster).served_revision == number)
+    assert (service(cluster).serving_history, rollback_revision(service(cluster))) == ((1, 2, 3), 2)
+    update(cluster, revision=2)
+    assert rollback_revision(service(cluster)) == 2, "under way: the same command changes nothing"
+    cluster.until(lambda: service(cluster).served_revision == 2)
+    assert (service(cluster).serving_history, rollback_revision(service(cluster))) == ((1, 2), 1)
+    update(cluster, web(env=(("A", "4"),)))
+    assert rollback_revision(service(cluster)) == 2, "a rollout that does not serve yet is left for the one that serves"
+    cluster.until(lambda: service(cluster).served_revision == 4)
+    assert rollback_revision(service(cluster)) == 2, "not 3, which was left"
+    update(cluster, revision=1)
+    cluster.until(lambda: service(cluster).served_revision == 1)
+    assert rollback_revision(service(cluster)) == NO_REVISION
+
+
+def test_revision_to_return_to_is_kept_however_many_failed_since(cluster):
+    ready(cluster)
+    for number in range(2, 14):
+        update(cluster, web(env=(("A", str(number)),)), behaviour=CRASHES)
+        cluster.until(lambda number=number: service(cluster).failure.startswith(f"revision {number} "))
+        assert rollback_revision(service(cluster)) == 1, "it is back there already"
+    update(cluster, web(env=(("A", "14"),)))
+    cluster.until(lambda: service(cluster).served_revision == 14)
+    assert rollback_revision(service(cluster)) == 1
+    assert (WEB, 1) in cluster.world.table(REVISIONS)
+    update(cluster, revision=1)
+    becomes(cluster, S.READY)
 
 
 def test_same_file_again_changes_nothing(cluster):

@@ -56,6 +56,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "update": CommandEntry(
             "phalanx.cli.jobs.job_actions:update", "Change a job, or roll out another revision of a service."
         ),
+        "serve": CommandEntry(
+            "phalanx.cli.serve.command:serve", "Services: start, change, roll back and stop them; serve a model."
+        ),
         "scale": CommandEntry("phalanx.cli.jobs.services:scale", "Set the number of replicas of a service."),
         "sleep": CommandEntry("phalanx.cli.jobs.services:sleep", "Let replicas of a service free their GPUs."),
         "wake": CommandEntry("phalanx.cli.jobs.services:wake", "Wake sleeping replicas of a service."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 from phalanx.api.auth.authenticator import may_see_all_of
 from phalanx.api.services import HeadServices
@@ -13,7 +14,8 @@ from phalanx.core.lifecycle.endpoints import endpoint_of
 from phalanx.core.state.records import REVISIONS
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
-from phalanx.core.work.service import Revision, Service, revision_numbers
+from phalanx.core.work.revision_changes import revision_changes
+from phalanx.core.work.service import Revision, Service, revision_numbers, rollback_revision
 from phalanx.wire.api.services import EndpointView, RevisionView, ServiceDetail, ServiceView
 
 LiveReplicas = Sequence[tuple[Job, Attempt | None]]
@@ -51,8 +53,9 @@ def service_detail(services: HeadServices, caller: Caller, service: Service) -> 
                 replicas=one.terms.range_text,
                 gpus=str(one.spec.role.gpus),
                 command=one.spec.command_line if whole else "",
+                changes=revision_changes(older.spec, one.spec) if whole and older is not None else [],
             )
-            for one in revisions
+            for one, older in zip_longest(revisions, revisions[1:])
         ],
         replicas=live_job_views(services, caller, list(unique.values())),
     )
@@ -74,6 +77,7 @@ def _service_view(
         created_s=service.created_s,
         revision=service.revision,
         served_revision=service.served_revision,
+        rollback_revision=rollback_revision(service),
         replicas=revision.terms.range_text,
         desired=service.desired,
         ready=sum(view.ready for view in endpoints),

@@ -10,6 +10,7 @@ from phalanx.cli.list_output import ListView
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.core.work.job import JobState
+from phalanx.core.work.revision_changes import KeyChange
 from phalanx.core.work.service import ServiceState
 from phalanx.wire.api.services import RevisionView, ServiceDetail, ServiceView, replica_state
 
@@ -37,6 +38,7 @@ _REVISIONS: Final = (
     Column(title="BY"),
     Column(title="REPLICAS"),
     Column(title="GPUS"),
+    Column(title="CHANGED", min_width=16, max_width=60, hide_empty=True),
     Column(title="COMMAND", min_width=16),
 )
 
@@ -109,7 +111,22 @@ def _replica_rows(detail: ServiceDetail) -> list[list[Cell | str]]:
 
 def _revision_row(one: RevisionView, service: ServiceView, now_s: float) -> list[Cell | str]:
     mark = "*" if one.number == service.revision else ""
-    return [f"{mark}{one.number}", cells.age(one.created_s, now_s), one.by, one.replicas, one.gpus, one.command]
+    return [
+        f"{mark}{one.number}",
+        cells.age(one.created_s, now_s),
+        one.by,
+        one.replicas,
+        one.gpus,
+        ", ".join(map(_change_text, one.changes)),
+        one.command,
+    ]
+
+
+def _change_text(change: KeyChange) -> str:
+    """Return a change in a few words: `gpus 1 -> 2`, `env MODEL`, `run`."""
+    if change.key == "run" or not (change.before or change.after):
+        return change.key
+    return f"{change.key} {change.before or 'none'} -> {change.after or 'none'}"
 
 
 def _ready(service: ServiceView) -> str:

@@ -17,7 +17,7 @@ from phalanx.core.state.fast_replace import replace
 from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import Attempt, AttemptState, SleepPhase
 from phalanx.core.work.job import Job, JobState, WaitReasonCode
-from phalanx.core.work.service import NO_REVISION, Revision, Service, ServiceState
+from phalanx.core.work.service import NO_REVISION, Revision, Service, ServiceState, with_served
 
 SURGE: Final = 1  # replicas that a rollout starts beyond the wanted number
 ROOM_WAIT_S: Final = 15.0  # a new replica that waits this long for devices counts as having no room beside the old ones
@@ -156,7 +156,8 @@ def reconcile(
         if service.served_revision != served or service.rollout_s is not None:
             news.append(f"revision {served} serves with {desired} of {desired} replicas")
     rolling = not replaced or served not in (service.revision, NO_REVISION)
-    service = replace(service, served_revision=served, desired=desired)
+    history = with_served(service.serving_history, served) if served != NO_REVISION else ()
+    service = replace(service, served_revision=served, serving_history=history, desired=desired)
     to_sleep, to_wake = _sleep_changes([one for one in new if one.job.id not in stopped], asleep, desired - asleep)
     serving = sum(one.serving for one in replicas if one.job.id not in stopped and one.job.id not in to_sleep)
     state = _state(service, desired - asleep, serving, rolling=rolling)

@@ -56,6 +56,7 @@ class Service:
         revision: the revision that its replicas shall have.
         last_revision: the newest number so far.
         served_revision: the last revision whose rollout was completed, to which a failed rollout returns; NO_REVISION before the first.
+        serving_history: the revisions that served, one after the other; the last is `served_revision`. Returning to one removes those after it.
         scale: number of replicas that a user asked for; None for the lower bound of the range.
         desired: number of replicas wanted now, sleeping ones included.
         asleep: how many of them shall sleep; all, if it is larger.
@@ -73,6 +74,7 @@ class Service:
     revision: int
     last_revision: int
     served_revision: int = NO_REVISION
+    serving_history: tuple[int, ...] = ()
     scale: int | None = None
     desired: int = 0
     asleep: int = 0
@@ -87,5 +89,25 @@ class Service:
 def revision_numbers(service: Service) -> list[int]:
     """The numbers that its stored revisions may have, newest first: the newest ones, and those in use."""
     first = max(NO_REVISION, service.last_revision - REVISIONS_KEPT)
-    kept = {*range(first + 1, service.last_revision + 1), service.revision, service.served_revision} - {NO_REVISION}
-    return sorted(kept, reverse=True)
+    used = {service.revision, service.served_revision, *service.serving_history[-2:]}
+    return sorted({*range(first + 1, service.last_revision + 1), *used} - {NO_REVISION}, reverse=True)
+
+
+def with_served(history: tuple[int, ...], number: int) -> tuple[int, ...]:
+    """The serving history once the rollout of a revision is completed."""
+    if number in history:
+        return history[: history.index(number) + 1]
+    return (*history, number)[-REVISIONS_KEPT:]
+
+
+def rollback_revision(service: Service) -> int:
+    """The revision that served before the current one, to which one command returns; NO_REVISION if none did.
+
+    While a return to an earlier revision is under way, and after a rollout that failed, it is the current one: repeating the command changes nothing.
+    """
+    current, served = service.revision, service.served_revision
+    if service.failure or current in service.serving_history[:-1]:
+        return current
+    if current != served:
+        return served
+    return service.serving_history[-2] if len(service.serving_history) > 1 else NO_REVISION

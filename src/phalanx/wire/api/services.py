@@ -8,6 +8,7 @@ import msgspec
 
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, ServiceId, UserId
 from phalanx.core.work.job import JobState
+from phalanx.core.work.revision_changes import KeyChange
 from phalanx.core.work.service import ServiceState
 from phalanx.wire.api.jobs import JobView
 
@@ -28,6 +29,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         revision: that its replicas shall have; `served_revision`: the last one whose rollout was completed, 0 before the first.
+        rollback_revision: that served before the current one, and to which one command returns; 0 if none did.
         replicas: the range, as in its file; `desired`: wanted now, sleeping ones included; `ready`: ready now.
         asleep_wanted: how many of them shall sleep; `asleep`: how many sleep now, without devices.
         can_sleep: its revision has hooks for it.
@@ -48,6 +50,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     replicas: str
     desired: int
     ready: int
+    rollback_revision: int = 0
     asleep_wanted: int = 0
     asleep: int = 0
     can_sleep: bool = False
@@ -63,7 +66,12 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A revision. `command`: only for the owner and project of the service."""
+    """A revision.
+
+    Attributes:
+        command: only for the owner and project of the service.
+        changes: against the next older revision that is kept; only for the same callers.
+    """
 
     number: int
     by: UserId
@@ -71,6 +79,7 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     replicas: str
     gpus: str = "0"
     command: str = ""
+    changes: list[KeyChange] = []
 
 
 class ServiceReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,4 +128,6 @@ def replica_state(job: JobView) -> str:
         return "stopping"
     if job.sleep:
         return job.sleep
-    return "ready" if job.ready else "starting" if job.attempt_state == "running" else str(job.attempt_state)
+    return (
+        "ready" if job.ready else "starting" if job.attempt_state == "running" else str(job.attempt_state or "starting")
+    )
