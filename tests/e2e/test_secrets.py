@@ -62,14 +62,20 @@ def test_a_secret_is_in_the_environment_of_its_job_and_nowhere_else(shell, tmp_p
     canaries, watch, admin = (token, after, *lines), Watch(), Client(home=str(shell.home))
     shell("secrets", "set", "HF_TOKEN", stdin=f"{token}\n")
     admin.put_secret("SSH_KEY", key, project=None)
+    hook = f"json://me:{lines[0]}@127.0.0.1:9/{lines[1]}?+X-Key={token}"
+    shell("secrets", "set", "CHAT_URL", stdin=f"{hook}\n")
     job = {"workdir": str(shell.work), "gpus": 2, "nodes": 2, "secrets": ["HF_TOKEN", "SSH_KEY"], "setup": "env >&2"}
-    stay = admin.submit({**job, "run": [PYTHON, "leaky.py", "stay"]}).id
+    stay = admin.submit({**job, "run": [PYTHON, "leaky.py", "stay"], "notify": "$CHAT_URL"}).id
     output = until_said(admin, stay, "ends with ", count=2)
     assert output.count(f"hash {sha(token + key)}") == 2
     assert output.count("whole *** again ******") == output.count("cut ***\n") == 2
     holders = {row.pid for row in read_table().values() if held_by(row.pid, token)}
     assert holders
     assert holders <= set(shell.processes(PHALANX_JOB_ID=stay)), "only the processes of the job have it"
+    refused = "notify: $CHAT_URL was not reached, trying again: it leads to an address that is not public"
+    wait_until(
+        lambda: refused in [line.text for line in admin.history(stay).history], "the head has tried to send to the URL"
+    )
     search(
         canaries, {str(path): path.read_bytes() for path in shell.home.rglob("*") if path.is_file()}
     )  # its scratch too
@@ -80,7 +86,7 @@ def test_a_secret_is_in_the_environment_of_its_job_and_nowhere_else(shell, tmp_p
     until(admin, fail, "failed")
     assert "RuntimeError: ***" in said(admin, fail)
     shell("secrets", "set", "HF_TOKEN", stdin=f"{after}\n")
-    assert admin.rotate_secrets_key().count == 2
+    assert admin.rotate_secrets_key().count == 3
     steps = shell("submit", "--secret", "HF_TOKEN", "steps.sbatch").stdout.split()[1]
     until(admin, steps, "succeeded")
     assert sorted(line.split()[2] for line in said(admin, steps).splitlines() if "step " in line) == [sha(after)] * 2

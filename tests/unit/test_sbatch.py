@@ -280,11 +280,32 @@ def test_signals(text, found):
         ("--nice=much", "not a whole number"),
         ("--licenses=a|b", "is not NAME"),
         ("--tmp=much", "not an amount of disk space"),
+        ("--mail-type=SOMETIMES", "SOMETIMES is not a type of mail"),
     ],
 )
 def test_values_that_cannot_be_read_are_refused_by_line(line, why):
     with pytest.raises(BadFile, match=f"line 2: .*{why}"):
         read(line)
+
+
+@pytest.mark.parametrize(
+    ("lines", "on"),
+    [
+        (("--mail-type=ALL",), "start, end, failure, requeue"),
+        (("--mail-type=begin", "--mail-type=end,FAIL"), "start, end, failure"),
+        (("--mail-type=TIME_LIMIT",), "failure"),
+        (("--mail-type=NONE",), None),
+    ],
+)
+def test_mail_is_the_key_notify(lines, on):
+    found = spec(*lines, "--mail-user=ada@example.org,bob@example.org").notify
+    assert str(found) == (f"ada@example.org, bob@example.org on {on}" if on else "None")
+
+
+def test_types_of_mail_without_a_counterpart_are_named_by_line():
+    said = read("--mail-user=ada@example.org", "--mail-type=END,TIME_LIMIT_80", "--mail-type=ARRAY_TASKS,STAGE_OUT")
+    assert [note.partition(":")[0] for note in said.notes] == ["line 3", "line 4", "line 4"]
+    assert said.mapping["notify"]["on"] == ["end"]
 
 
 def test_licences_and_disk_space_are_resources():
@@ -305,7 +326,9 @@ def test_licences_and_disk_space_are_resources():
         ("--qos=high", "line 2: --qos=high is not honoured"),
         ("-C haswell", "line 2: --constraint=haswell is not honoured"),
         ("-C a100", "line 2: --constraint=a100 is not honoured"),  # no GPU is asked for
-        ("--mail-type=END", "line 2: --mail-type=END is not honoured: Phalanx sends no mail"),
+        ("--mail-type=END", "line 2: --mail-type=END is not honoured: no mail is sent without an address"),
+        ("--mail-user=a@b.org", "line 2: --mail-user=a@b.org is not honoured: no mail is sent without --mail-type"),
+        ("--mail-type=END --mail-user=ada", "line 2: --mail-user=ada is not honoured: it is not a mail address"),
         ("--no-requeue", "requeued"),
         ("--mem=0", "none is requested"),
         ("--gres=fpga:2", "only GPUs"),

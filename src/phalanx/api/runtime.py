@@ -28,6 +28,7 @@ from phalanx.api.live.exec_sessions import ExecSessionRegistry
 from phalanx.api.live.fleet_feed import FleetFeed
 from phalanx.api.live.history_tail import newest_seq
 from phalanx.api.live.hub import Broadcast, FollowerHub
+from phalanx.api.live.job_notifier import JobNotifier
 from phalanx.api.live.job_tracer import JobTracer
 from phalanx.api.nodes.data_servers import DataServerRegistry
 from phalanx.api.nodes.file_cleaner import FileCleaner
@@ -97,6 +98,7 @@ class ApiRuntime:
         self.output_copies = OutputCopies(services.output_root)
         self.output_usage = OutputUsage(services, self.output_copies)
         self.channel_sender = ChannelSender(services, partial(newest_seq, services.store))
+        self.job_notifier = JobNotifier(services, self.secret_seal, partial(newest_seq, services.store))
         self.job_tracer = (
             None
             if services.tracing is None
@@ -215,6 +217,7 @@ class ApiRuntime:
         settling.start()
         if self.services.notifier is not None:
             self.channel_sender.start()
+            self.job_notifier.start()
         if self.job_tracer is not None:
             self.job_tracer.start()
         self._upkeep = asyncio.get_running_loop().create_task(self._run_upkeep())
@@ -271,6 +274,7 @@ class ApiRuntime:
         self.hub.close()
         self.fleet_feed.close()
         self.channel_sender.close()
+        self.job_notifier.close()
         if self.job_tracer is not None:
             self.job_tracer.close()
         self.sessions.close()

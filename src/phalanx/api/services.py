@@ -350,6 +350,7 @@ class HeadServices:
         state_totals: the thousandths of devices in each state now.
         waste: what is wasted now.
         client_active: notes that a client has sent something to a job, by a session or a forwarded port.
+        url: of this head, for links in messages.
         notifier: sends messages to services outside; None if this head sends none.
         tracing: exports traces of ended jobs; None if this head exports none.
         identity: signs people in at the provider of the settings; None if this head cannot.
@@ -387,6 +388,7 @@ class HeadServices:
     state_totals: Callable[[], dict[UsageState, int]] = dict
     waste: Callable[[], WasteNow] = WasteNow
     client_active: Callable[[JobId], None] = lambda _: None
+    url: str = ""
     notifier: Notifier | None = None
     tracing: JobTracing | None = None
     identity: IdentityProvider | None = None

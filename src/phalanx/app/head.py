@@ -254,6 +254,7 @@ class Head:
                 join_service=welcome,
                 hosts_allowed=listeners.hosts,
                 programs=listeners.program_listener,
+                url=listeners.url,
                 audit_key=self._audit_key,
                 audit_checkpoints=self._anchors,
                 token_lifetime_max_s=self._options.token_life_max_s,

@@ -70,6 +70,8 @@ class HintCode(enum.Enum):
     MIG_PROFILES = "mig-profiles", "{profiles}"
     LIST_LICENCES = "list-licences", "list the licences"
     LIST_CHANNELS = "list-channels", "list the channels"
+    ADD_MAIL_CHANNEL = "add-mail-channel", "an admin adds a channel mailto:// with the topic notify"
+    ADD_JOB_CHANNEL = "add-job-channel", "an admin adds channel {channel} with the topic notify"
     LIST_ARCHIVES = "list-archives", "list the months that have archives"
     SHOW_RETENTION = "show-retention", "look at its progress"
     SET_LICENCE = "set-licence", "set licence {licence} to {seats} seats"

@@ -18,10 +18,11 @@ class Notifier(Protocol):
         """
         ...
 
-    def send(self, url: str, message: Message) -> None:
-        """Send a message.
+    def send(self, url: str, message: Message, *, to: str = "", from_user: bool = False) -> None:
+        """Send a message. `to`: a mail address in place of those of a mail URL; `from_user`: the URL is a user's, and may lead to public services only.
 
         Raises:
+            BadRequest: a user may not have such a URL; the message does not quote it.
             TryLater: the service did not accept it; the message says why, without secrets.
         """
         ...

@@ -54,6 +54,8 @@ RENDERINGS: Final[Mapping[HintCode, str]] = {
     HintCode.MIG_PROFILES: "{profiles}; `phalanx nodes mig` lists the profiles of each model",
     HintCode.LIST_LICENCES: "phalanx licences lists them",
     HintCode.LIST_CHANNELS: "phalanx channels lists them",
+    HintCode.ADD_MAIL_CHANNEL: "an admin adds one: phalanx channels add mail @FILE --topic notify, with mailto://... in FILE",
+    HintCode.ADD_JOB_CHANNEL: "an admin adds it: phalanx channels add {channel} @FILE --topic notify",
     HintCode.LIST_ARCHIVES: "phalanx archives lists the months that have archives",
     HintCode.LINK_USER: "an admin can link them: phalanx users set {user} --provider",
     HintCode.SET_SIGN_IN: "phalanx sign-in set --issuer URL ...",

@@ -25,6 +25,7 @@ from phalanx.core.state.events import MarkChannels
 from phalanx.core.state.records import CHANNEL_MARKS, CHANNELS
 from phalanx.core.work.channel import KINDS, Channel, ChannelMark, ChannelTopic, Message, message_of
 from phalanx.core.work.job import Job
+from phalanx.core.work.notify import may_be_named
 from phalanx.ports.notifier import Notifier
 from phalanx.wire.api.channels import ChannelView
 
@@ -153,6 +154,8 @@ class ChannelSender:
                 )
                 for channel in channels:
                     progress = self._progress[channel.id]
+                    if job is not None and _asks_for(job, line.kind, channel):
+                        continue  # it gets the message that the job asks for
                     if line.seq > progress.seq and channel.takes(topic, project):
                         progress.pending.append(_Line(topic, project, text))
             after = lines[-1].seq
@@ -260,6 +263,12 @@ class ChannelSender:
             sent_s=None if progress is None else progress.sent_s,
             error="" if progress is None else progress.error,
         )
+
+
+def _asks_for(job: Job, kind: str, channel: Channel) -> bool:
+    """Whether the job itself sends this to the channel."""
+    terms = job.spec.notify
+    return terms is not None and channel.id in terms.to and terms.wants(kind) and may_be_named(channel, job.project)
 
 
 def _replaced(known: _Progress, channel: Channel) -> _Progress:

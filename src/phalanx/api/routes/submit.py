@@ -32,10 +32,12 @@ from phalanx.core.ids import ProjectId, QueueId
 from phalanx.core.scheduling.shape import preferred_shape
 from phalanx.core.scheduling.submission import plan_notes, topology_notes, with_whole_tensor_groups
 from phalanx.core.state.events import SubmitJob
+from phalanx.core.state.records import CHANNELS
 from phalanx.core.work.data_sources import data_note
 from phalanx.core.work.dependency import ArrayPosition
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.launchers import alternatives_notes, launch_notes, role_notes
+from phalanx.core.work.notify import NotifyTargetKind, NotifyTerms, mail_channel, target_kind
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.requirements import requirements_note
 from phalanx.core.work.sbatch_scripts.submitted_again import with_script_key
@@ -77,6 +79,8 @@ async def submit_job(request: Request) -> Response:
         else live_job_view(runtime.services, caller, job)
     )
     notes, warnings = submit_notes(runtime, spec), [*_secret_warnings(spec), *feasibility_warnings(runtime, job)]
+    if spec.notify is not None:
+        warnings += await run_in_thread(_mail_warnings, runtime, spec.notify, job.project)
     if job.array is None:
         return json_response(SubmitReply(job=view, notes=notes, warnings=warnings), 201)
     notes = [_array_note(job.array), *notes]
@@ -147,6 +151,16 @@ def _secret_warnings(spec: JobSpec) -> list[str]:
     named = ", ".join(names)
     return [
         f"env: {named} will lie in clear in the head's database and its backups; to avoid that, set {named} as a secret and list the name under secrets"
+    ]
+
+
+def _mail_warnings(runtime: ApiRuntime, terms: NotifyTerms, project: ProjectId) -> list[str]:
+    """Return the warning for mail addresses that this head cannot reach."""
+    addresses = [one for one in terms.to if target_kind(one) is NotifyTargetKind.MAIL]
+    if not addresses or mail_channel(runtime.services.store.records(CHANNELS), project) is not None:
+        return []
+    return [
+        f"notify: nothing is mailed to {', '.join(addresses)} until an admin adds a mail channel with the topic notify"
     ]
 
 

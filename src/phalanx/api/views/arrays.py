@@ -44,7 +44,6 @@ def whole_array_view(services: HeadServices, caller: Caller, first: Job) -> JobV
     states = element_states(services.store, first)
     counts = Counter(states.values())
     state = _overall_state(counts)
-    failed = [_index(id_) for id_, one in states.items() if one.terminal and one is not JobState.SUCCEEDED]
     waiting = replace(first, state=JobState.PENDING, held=False, epoch=Epoch(0), unmet_dependencies=())
     view = live_job_view(services, caller, waiting, ())
     return msgspec.structs.replace(
@@ -52,7 +51,7 @@ def whole_array_view(services: HeadServices, caller: Caller, first: Job) -> JobV
         id=first.array.array_id,
         state=state,
         reason="",
-        detail=_summary(counts, failed),
+        detail=states_summary(states),
         array_index=None,
         elements=format_indices(_index(id_) for id_ in states),
         states=dict(counts),
@@ -173,7 +172,10 @@ def _overall_state(counts: Mapping[JobState, int]) -> JobState:
     return next(state for state in _WORST_FIRST if counts.get(state))
 
 
-def _summary(counts: Mapping[JobState, int], failed: list[int]) -> str:
+def states_summary(states: Mapping[JobId, JobState]) -> str:
+    """Return how many elements are in each state, and which have ended unsuccessfully."""
+    counts = Counter(states.values())
+    failed = [_index(id_) for id_, one in states.items() if one.terminal and one is not JobState.SUCCEEDED]
     text = ", ".join(f"{counts[state]} {state.value}" for state in JobState if counts.get(state))
     if not failed:
         return text

@@ -157,6 +157,7 @@ def job_view(
         web_ports=[WebPortView(port=one.port, name=one.name, path=web_path(job.id, one.port)) for one in spec.ports]
         if show_all
         else [],
+        notify=str(spec.notify or "") if show_all else "",
         unmet=[str(one) for one in job.unmet_dependencies] if job.state is JobState.PENDING else [],
         begin_s=spec.begin_s,
         terms=constraint_texts(spec),

@@ -78,9 +78,9 @@ def _value(key: str, value: YamlValue) -> object:
             list() as listed,
         ):
             return [one.text(key) for one in listed]
-        case ValueKind.TABLE_OF_LISTS, dict() as table:
+        case ((ValueKind.TABLE_OF_LISTS | ValueKind.LIST_OR_MAPPING), dict() as table):
             return {name: _text_or_list(f"{key}: {name}", inner) for name, inner in table.items()}
-        case ((ValueKind.TABLE | ValueKind.TEXT_OR_MAPPING | ValueKind.LIST_OR_MAPPING), dict() as table):
+        case ((ValueKind.TABLE | ValueKind.TEXT_OR_MAPPING), dict() as table):
             return {name: None if inner.is_null else inner.text(f"{key}: {name}") for name, inner in table.items()}
         case _, str() as text if kind not in {ValueKind.TABLE, ValueKind.TABLE_OF_LISTS}:
             return _scalar(kind, value, text)

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from phalanx.cli.plan.plan_option import PlanRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
-_ADDED: Final = frozenset({"env", "secrets", "ports", "data", "labels"})  # options that add to a key of the job file
+_ADDED: Final = frozenset(
+    {"env", "secrets", "ports", "data", "labels", "notify"}
+)  # options that add to a key of the job file
 SOFTWARE_OPTIONS: Final = ("conda", "venv", "uv", "modules")  # forms of the key `software`
 _AFTER_DASHES: Final = "phalanx.command"
 _FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
@@ -182,6 +184,8 @@ def changed_mapping(mapping: Mapping[str, object], given: Mapping[str, Any]) -> 
     if given.get("data") or given.get("data_mode"):
         mode = {"mode": given["data_mode"]} if given.get("data_mode") else {}
         found["data"] = {**_pairs_mapping(found.get("data")), **_pairs_mapping(given.get("data") or ()), **mode}
+    if given.get("notify") or given.get("notify_on"):
+        found["notify"] = _notify_mapping(found.get("notify"), given.get("notify") or (), given.get("notify_on"))
     return found
 
 
@@ -364,6 +368,14 @@ def _listed_ports(value: object) -> list[object]:
     return [*str(value).split(",")] if value is not None else []
 
 
+def _notify_mapping(value: object, to: Sequence[str], on: str | None) -> dict[str, object]:
+    """Return whom a job file notifies, with the targets of options added; events of an option replace those of the file."""
+    table: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"to": value}
+    listed = table.get("to") or []
+    table["to"] = [*(listed.split(",") if isinstance(listed, str) else listed), *to]
+    return table if on is None else {**table, "on": on}
+
+
 def _flag(key: str) -> str:
     return "" if key in {"run", "software"} else "--" + key.replace("_", "-")
 
@@ -438,6 +450,18 @@ _OPTIONS: Final = (
         multiple=True,
         metavar="[NAME=]PORT",
         help="Port of a web program of the job, which a browser reaches at the head; repeatable.",
+    ),
+    click.option(
+        "--notify",
+        "notify",
+        multiple=True,
+        metavar="TO",
+        help="Mail address, channel, or '$NAME' of a secret with a URL, that gets messages about the job; repeatable.",
+    ),
+    click.option(
+        "--notify-on",
+        metavar="EVENTS",
+        help="Of which events: start,end,failure,stall,idle,requeue; all but requeue by default.",
     ),
     click.option("-t", "--time", type=DURATION, metavar="TIME", help="Time limit: 90m, 2h, HH:MM:SS, D-HH:MM:SS."),
     click.option(

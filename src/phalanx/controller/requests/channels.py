@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from phalanx.controller.requests.request_handlers import RequestHandlers
+from phalanx.controller.requests.secrets import missing_secrets
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.hints import Hint, HintCode
-from phalanx.core.state.events import MarkChannels, PutChannel, RemoveChannel
+from phalanx.core.state.events import MarkChannels, PutChannel, RemoveChannel, SubmitJob
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import CHANNEL_MARKS, CHANNELS
-from phalanx.core.work.channel import Channel
+from phalanx.core.work.channel import JOB_MARKS, Channel
+from phalanx.core.work.nearest_match import suggestion
+from phalanx.core.work.notify import NotifyTargetKind, may_be_named, target_kind
 from phalanx.core.work.users import Action
 
 CHANNELS_MAX: Final = 200  # each is compared with every line that is delivered
@@ -40,10 +44,41 @@ def remove_channel(context: StepContext, request: RemoveChannel) -> None:
 
 @handlers.add(MarkChannels, None, audit=lambda request, _: f"{len(request.marks)} channels")
 def mark_channels(context: StepContext, request: MarkChannels) -> None:
-    """Record what was delivered to channels; not for those that were removed meanwhile."""
+    """Record what was delivered to channels and to targets of jobs; not for channels that were removed meanwhile."""
     for mark in request.marks:
-        if mark.id in context.world.table(CHANNELS):
+        if mark.id in context.world.table(CHANNELS) or mark.id.startswith(JOB_MARKS):
             context.change.put(mark)
+    for mark_id in request.removed:
+        context.change.remove(CHANNEL_MARKS, mark_id)
+    for job_id, text in request.lines:
+        line = HistoryLine(seq=0, at_s=context.now.wall_s, kind="notify_failed", text=text, job_id=job_id)
+        context.change.add_history(line)
+
+
+def check_notified(context: StepContext, request: SubmitJob) -> None:
+    """Check that the channels and secrets that a job notifies exist. A mail channel may come later.
+
+    Raises:
+        NotFound: one does not.
+    """
+    terms = request.spec.notify
+    if terms is None:
+        return
+    usable = sorted(one.id for one in context.world.table(CHANNELS).values() if may_be_named(one, request.project))
+    for name in terms.to:
+        if target_kind(name) is NotifyTargetKind.CHANNEL and name not in usable:
+            raise NotFound(
+                f"notify: no channel {name!r} for jobs of project {request.project}",
+                hint=suggestion(name, usable, ", ".join(usable))
+                if usable
+                else Hint(HintCode.ADD_JOB_CHANNEL, channel=name),
+            )
+    missing = missing_secrets(context, terms.secrets, user=request.user, project=request.project)
+    if missing:
+        raise NotFound(
+            f"notify: no secret {missing[0]} of project {request.project}, and none of user {request.user}",
+            hint=Hint(HintCode.SET_SECRET, secret=missing[0], project=request.project),
+        )
 
 
 def describe_channel(channel: Channel) -> str:

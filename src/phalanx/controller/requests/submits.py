@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.controller.requests import reservations
+from phalanx.controller.requests.channels import check_notified
 from phalanx.controller.requests.licences import with_known_licences
 from phalanx.controller.requests.mig_checks import checked_slices
 from phalanx.controller.requests.request_handlers import RequestHandlers
@@ -86,6 +87,7 @@ def check_submission(context: StepContext, request: SubmitJob) -> SubmitJob:
     _check_nodes(context, request)
     _check_share(context, request)
     check_known_secrets(context, request.spec, user=request.user, project=request.project)
+    check_notified(context, request)
     request = replace(request, spec=resolved_spec(context, request.spec))
     outlook = context.feasibility.check(feasibility_request(request.spec, request.queue, request.user))
     if outlook.never and not request.spec.allow_never:

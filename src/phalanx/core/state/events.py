@@ -458,9 +458,16 @@ class RemoveChannel(Request[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkChannels(Request[None]):
-    """Record what was delivered to channels. Sent by the head after a service accepted a message."""
+    """Record what was delivered to channels. Sent by the head after a service accepted a message.
+
+    Attributes:
+        removed: ids of marks that are no longer needed.
+        lines: for the history: jobs, and what was not delivered.
+    """
 
     marks: Sequence[ChannelMark]
+    removed: Sequence[str] = ()
+    lines: Sequence[tuple[JobId, str]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,13 @@ from typing import Final
 
 from phalanx.core.ids import ProjectId, UserId
 
+JOB_MARKS: Final = "jobs:"
+"""Begins the ids of marks that are not of a channel: this itself is how much of the history was read for jobs' messages, the others of one target."""
 LINES_MAX: Final = 20  # in one message; a storm of events becomes one message that counts the others
 
 
 class ChannelTopic(enum.StrEnum):
-    """What a channel can receive. DIGEST: the use of the past month, on the first day of the next one."""
+    """What a channel can receive. DIGEST: the use of the past month, on the first day of the next one. NOTIFY: what jobs send to it by name."""
 
     JOBS = "jobs"
     NODES = "nodes"
@@ -21,6 +23,7 @@ class ChannelTopic(enum.StrEnum):
     BUDGET = "budget"
     OUTPUTS = "outputs"
     DIGEST = "digest"
+    NOTIFY = "notify"
 
 
 KINDS: Final[Mapping[str, ChannelTopic]] = {
@@ -76,7 +79,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelMark:
-    """How much of the history was delivered to a channel. `seq`: of the last line; `digest`: the last month, as 2026-11."""
+    """How much of the history was delivered to a channel, or to a target of jobs (JOB_MARKS). `seq`: of the last line; `digest`: the last month, as 2026-11."""
 
     id: str
     seq: int

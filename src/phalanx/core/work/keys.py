@@ -19,7 +19,7 @@ class ValueKind(enum.Enum):
     NUMBER = "number"  # a whole number
     FLAG = "flag"
     TEXT_OR_MAPPING = "maybe table"  # text, or a mapping of names to texts
-    LIST_OR_MAPPING = "maybe list"  # one item, a list of items, or a mapping of names to texts
+    LIST_OR_MAPPING = "maybe list"  # one item, a list of items, or a mapping of names to texts or lists of texts
     TABLE_OF_LISTS = "table of lists"  # a mapping of names to texts or lists of texts
     TABLE = "table"  # a mapping of names to texts, or a list of NAME=text
 
@@ -54,6 +54,7 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "upload": ValueKind.TEXT,
     "secrets": ValueKind.LIST,
     "ports": ValueKind.LIST_OR_MAPPING,
+    "notify": ValueKind.LIST_OR_MAPPING,
     "labels": ValueKind.TABLE,
     "depends_on": ValueKind.LIST,
     "array": ValueKind.TEXT,
@@ -111,6 +112,7 @@ _SYNONYMS: Final = {
     "plan": ("layout", "parallelism", "parallel"),
     "ready": ("readiness", "readiness_probe", "health"),
     "ports": ("expose", "web_ports"),
+    "notify": ("email", "mail", "mail_user", "notifications", "on_failure"),
     "resources": ("extras", "licences", "licenses", "scratch", "tmp"),
 }
 KEY_OF_SYNONYM: Final[Mapping[str, str]] = {

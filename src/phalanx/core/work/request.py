@@ -30,6 +30,7 @@ from phalanx.core.work.gpus import (
 )
 from phalanx.core.work.keys import InvalidKey, check_key
 from phalanx.core.work.launchers import MPI_LAUNCHERS, count_logical_lines, find_launcher, split_commands
+from phalanx.core.work.notify import parse_notify
 from phalanx.core.work.plan_key import parse_plan, with_gpus_for_plan
 from phalanx.core.work.requirements import NO_REQUIREMENTS, parse_requirements
 from phalanx.core.work.sbatch_scripts.het_components import read_components
@@ -178,6 +179,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         env=_env(given),
         secrets=_secrets(given),
         ports=_read(given, "ports", parse_web_ports, ()),
+        notify=_read(given, "notify", parse_notify, None),
         setup=_text(given, "setup"),
         requirements=listed or _read(given, "requirements", parse_requirements, ""),
         software=software,

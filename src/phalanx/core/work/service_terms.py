@@ -36,6 +36,7 @@ _KEYS_OF_JOBS: Final = (
     "slurm",
     "warm",
     "plan",
+    "notify",
 )
 _KEYS_OF_SERVICES: Final = ("replicas", "port", "ready", "ready_within", "sleep", "wake")
 

@@ -12,6 +12,7 @@ from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.data_sources import DataMode
 from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
+from phalanx.core.work.notify import NotifyTerms
 from phalanx.core.work.requirements import NO_REQUIREMENTS
 from phalanx.core.work.service_terms import ServiceTerms
 from phalanx.core.work.software import NO_SOFTWARE, Software
@@ -108,6 +109,7 @@ class JobSpec:
         env: variables for every task, as pairs in the order written.
         secrets: names of secrets, whose values the tasks get as variables of these names (`core.work.secret`).
         ports: on which its programs serve web pages.
+        notify: whom it notifies, and of what; None for nobody.
         setup: shell text run once per node before the tasks.
         requirements: file of the working directory that lists Python packages, "none", or "" for the default of a copy.
         software: the environment of its nodes that its processes run in.
@@ -143,6 +145,7 @@ class JobSpec:
     env: tuple[tuple[str, str], ...] = ()
     secrets: tuple[str, ...] = ()
     ports: tuple[WebPort, ...] = ()
+    notify: NotifyTerms | None = None
     setup: str = ""
     requirements: str = ""
     software: Software = NO_SOFTWARE

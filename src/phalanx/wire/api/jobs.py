@@ -188,6 +188,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     revision: int | None = None
     port: int = 0
     web_ports: list[WebPortView] = []
+    notify: str = ""
     ready: bool = False
     sleep: str = ""
     sleep_why: str = ""
@@ -319,6 +320,7 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ports: int | str | list[int | str] | dict[str, int | str] | None = None
     idle: str | float | None = None
     terminal: bool | None = None
+    notify: str | list[str] | dict[str, str | list[str]] | None = None
     setup: str | None = None
     requirements: str | None = None
     software: dict[str, Any] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.errors import BadFile
@@ -41,11 +41,12 @@ class SbatchOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedOption:
-    """One option as written. `line` counts from 1; 0 if it is not from the script."""
+    """One option as written. `line` counts from 1; 0 if it is not from the script. `earlier`: of an option of CUMULATIVE, those before it."""
 
     name: str
     value: str
     line: int
+    earlier: tuple[ParsedOption, ...] = ()
 
 
 # name, short, takes a value, what it does here
@@ -90,6 +91,13 @@ _HONOURED: Final = (
     ("licenses", "L", OptionArity.YES, "the resources of these names"),
     ("tmp", "", OptionArity.YES, "the resource `scratch`"),
     ("hold", "H", OptionArity.NO, "held until it is released"),
+    (
+        "mail-type",
+        "",
+        OptionArity.YES,
+        "`BEGIN`, `END`, `FAIL`, `REQUEUE`, `INVALID_DEPEND`, `ALL`; `TIME_LIMIT` with other failures; others are listed as ignored",
+    ),
+    ("mail-user", "", OptionArity.YES, "mail addresses that are notified"),
     ("requeue", "", OptionArity.NO, "always so"),
     ("quiet", "Q", OptionArity.NO, "accepted"),
     ("verbose", "v", OptionArity.NO, "accepted"),
@@ -106,9 +114,10 @@ _HONOURED: Final = (
     ("container-remap-root", "", OptionArity.NO, "accepted: the user stays the same"),
     ("no-container-remap-root", "", OptionArity.NO, "the default"),
 )
+CUMULATIVE: Final = frozenset({"mail-type"})
+"""Options of which several lines of a script add up; of others the last counts."""
 _ALIASES: Final = {"tasks-per-node": "ntasks-per-node"}
 _NO_BINDING: Final = "tasks are not bound to cores, sockets or memory"
-_NO_MAIL: Final = "Phalanx sends no mail"
 _IGNORED: Final = (
     ("parsable", "", OptionArity.NO, "the submit prints the number of the job in its own words"),
     ("wait", "W", OptionArity.NO, "the submit has an option of its own to wait"),
@@ -122,8 +131,6 @@ _IGNORED: Final = (
         "nodes have no Slurm features; only GPU models are read, such as h100|a100, in a script that asks for GPUs",
     ),
     ("prefer", "", OptionArity.YES, "nodes have no Slurm features"),
-    ("mail-type", "", OptionArity.YES, _NO_MAIL),
-    ("mail-user", "", OptionArity.YES, _NO_MAIL),
     ("no-requeue", "", OptionArity.NO, "a job that loses a node is requeued and resumes"),
     ("no-kill", "k", OptionArity.MAYBE, "a gang that loses a node restarts as a whole"),
     ("test-only", "", OptionArity.NO, "request a dry run when you submit"),
@@ -212,7 +219,7 @@ def is_sbatch_script(text: str) -> bool:
 
 
 def parse_script_options(text: str) -> tuple[ParsedOption, ...]:
-    """The options of a script, in the order written; if one is given twice, the later counts. Of a heterogeneous job those of component 0.
+    """The options of a script, in the order written; if one is given twice, the later counts, and of CUMULATIVE both. Of a heterogeneous job those of component 0.
 
     Raises:
         BadFile: as in `parse_script_components`.
@@ -242,8 +249,12 @@ def parse_script_components(text: str) -> list[tuple[ParsedOption, ...]]:
             found.append({})
             continue
         for given in parse_option_line(words, line):
-            found[-1].pop(given.name, None)
-            found[-1][given.name] = given
+            before = found[-1].pop(given.name, None)
+            found[-1][given.name] = (
+                replace(given, earlier=(*before.earlier, before))
+                if before is not None and given.name in CUMULATIVE
+                else given
+            )
     return [tuple(component.values()) for component in found]
 
 

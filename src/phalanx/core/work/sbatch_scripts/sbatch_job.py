@@ -23,6 +23,7 @@ from phalanx.core.work.sbatch_scripts.sbatch import (
     SBATCH_OPTIONS,
     ParsedOption,
 )
+from phalanx.core.work.sbatch_scripts.script_mail import script_mail
 from phalanx.core.work.sbatch_scripts.script_options import ScriptOptions
 from phalanx.core.work.sbatch_scripts.script_times import (
     script_array,
@@ -168,6 +169,7 @@ def convert_script(
         "depends_on": script_dependency(options),
         "begin": script_begin(options),
         "hold": True if options.has("hold") else None,
+        "notify": script_mail(options),
         "workdir": workdir if workdir.startswith("/") else f"{folder.rstrip('/')}/{workdir}",
         "reservation": options.text("reservation") or None,
         "nodelist": script_hosts(options, "nodelist"),
