@@ -404,6 +404,7 @@ SPECIMENS = {
     "GET /v1/reservations": plain("/v1/reservations"),
     "PUT /v1/reservations/{reservation_id}": reservation,
     "DELETE /v1/reservations/{reservation_id}": reservation_to_end,
+    "POST /v1/gateways/{gateway_id}/demand": plain("/v1/gateways/g1/demand", {"demand": {"project nlp": 2.5}}),
     "GET /v1/licences": plain("/v1/licences"),
     "PUT /v1/licences/{name}": lambda case: Ask(f"/v1/licences/put-{case.number}", {"seats": 4}),
     "DELETE /v1/licences/{name}": licence,

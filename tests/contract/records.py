@@ -35,6 +35,7 @@ from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.monthly_budget import BudgetWarning, MonthlyBudget
 from phalanx.core.work.price_list import GpuPrice, PriceList
 from phalanx.core.work.queue import Project, Queue, QueueUsage
+from phalanx.core.work.request_limits import RequestLimits
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
 from phalanx.core.work.secret import Secret, SecretScope, secret_id
@@ -126,7 +127,9 @@ def token(name="t1", owner="ann", **more):
 
 
 def scoped_token():
-    return token("t9", scope=frozenset({Action.VIEW, Action.SUBMIT}), expires_s=9.5)
+    limits = RequestLimits(requests_per_minute=6)
+    scope = frozenset({Action.VIEW, Action.SUBMIT})
+    return token("t9", scope=scope, expires_s=9.5, request_limits=limits, limited_as=TokenId("t1"))
 
 
 def project(name="vision"):
@@ -138,6 +141,8 @@ def project(name="vision"):
         budget_warned=BudgetWarning(month="2026-11", percent=80),
         outputs_bytes=5 << 30,
         outputs_warned=80,
+        request_limits=RequestLimits(requests_per_minute=60, tokens_per_minute=200_000),
+        request_weight=2.5,
     )
 
 

@@ -36,6 +36,7 @@ PASSING = {
     "POST /v1/channels/{name}/test": "sends a message, which needs a service that receives it",
     "PUT /v1/nodes/{node_id}/power": "virtual devices have no power limit; it waits for the same request as a drain",
     "DELETE /v1/nodes/{node_id}/power": "the same",
+    "POST /v1/gateways/{gateway_id}/demand": "gateways repeat it every second",
     "POST /v1/node/lease": "leases live in memory; a head that starts presumes each of them",
     "POST /v1/node/samples": "telemetry",
     "POST /v1/node/data": "addresses live in memory; nodes repeat theirs every few seconds",

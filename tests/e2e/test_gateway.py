@@ -229,6 +229,38 @@ def test_keys_decide_which_models_there_are(phalanx, gateway):
     assert 'phalanx_gateway_tokens_total{kind="answer",project="default",service="chat"}' in metrics
 
 
+def test_limits_of_a_project_and_of_a_key_hold(phalanx, gateway):
+    until_ready(phalanx, 1)
+    user = phalanx.json("show", "chat")["service"]["user"]
+    made = phalanx("projects", "add", "limited", "--member", user, "--requests-per-minute", "6", "--weight", "2").stdout
+    assert "services: 6 requests/min; weight 2" in made
+    token = phalanx("tokens", "add", "--tokens-per-minute", "2k").stdout.split()[0]
+    time.sleep(1.1)  # two of the gateway's looks at the list
+    body = {"model": "chat", "messages": [], "max_tokens": 2}
+
+    async def ask(session):
+        paid = {"OpenAI-Project": "limited"}
+        answers = [await gateway.ask(session, body, key=token, headers=paid) for _ in range(8)]
+        foreign = await gateway.ask(session, body, headers={"OpenAI-Project": "no-such"})
+        large = [await gateway.ask(session, {**body, "max_tokens": 1500}, key=token) for _ in range(2)]
+        together = await asyncio.gather(
+            *(gateway.ask(session, {**body, "max_tokens": 1500}, key=token) for _ in range(3))
+        )
+        return answers, foreign, large, together
+
+    answers, foreign, large, together = run(ask)
+    assert [status for status, _, _ in answers] == [200] * 6 + [429] * 2
+    headers = answers[0][2]
+    assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("6", "5")
+    assert headers["x-ratelimit-limit-tokens"] == "2000"
+    refused = json.loads(answers[-1][1])["error"]
+    assert (refused["type"], refused["code"]) == ("requests", "rate_limit_exceeded")
+    assert 1 <= int(answers[-1][2]["Retry-After"]) <= 10
+    assert foreign[0] == 403
+    assert [status for status, _, _ in large] == [200, 200], "an estimate that was too high is given back"
+    assert sorted(status for status, _, _ in together) == [200, 429, 429], "and reserved until then"
+
+
 HOSTILE = {
     "no-body": b"",
     "no-json": b"{",

@@ -26,6 +26,7 @@ from phalanx.api.live.channel_sender import ChannelSender
 from phalanx.api.live.controller_futures import ControllerFutures
 from phalanx.api.live.exec_sessions import ExecSessionRegistry
 from phalanx.api.live.fleet_feed import FleetFeed
+from phalanx.api.live.gateway_demands import GatewayDemands
 from phalanx.api.live.history_tail import newest_seq
 from phalanx.api.live.hub import Broadcast, FollowerHub
 from phalanx.api.live.job_notifier import JobNotifier
@@ -108,6 +109,7 @@ class ApiRuntime:
         self.file_cleaner = FileCleaner(services, self.checkpoint_copies, self.output_copies, self.archives)
         self.pending_uploads = PendingUploads()
         self.data_servers = DataServerRegistry()
+        self.gateway_demands = GatewayDemands(services.clock.boottime_s())
         self.counts: dict[str, int] = {}
         self.streams_by_user: Counter[UserId] = Counter()
         self.usage_summaries_pending = 0

@@ -48,9 +48,23 @@ class AccountsApi(ApiCalls):
         admins: Sequence[str] | None = None,
         budget: str | None = None,
         outputs: str | None = None,
+        requests_per_minute: str | None = None,
+        tokens_per_minute: str | None = None,
+        request_weight: str | None = None,
     ) -> api.ProjectView:
-        """Create or change a project. `budget`: "5000 EUR/month", or "none"; `outputs`: the limit on outputs at the head, "500G" or "none"."""
-        body = {"members": members, "admins": admins, "budget": budget, "outputs": outputs}
+        """Create or change a project. `budget`: "5000 EUR/month", or "none"; `outputs`: the limit on outputs at the head, "500G" or "none";
+        `requests_per_minute`, `tokens_per_minute`: limits on requests to services, "600", "200k" or "none"; `request_weight`: the part of a busy
+        service, relative to other projects.
+        """
+        body = {
+            "members": members,
+            "admins": admins,
+            "budget": budget,
+            "outputs": outputs,
+            "requests_per_minute": requests_per_minute,
+            "tokens_per_minute": tokens_per_minute,
+            "request_weight": request_weight,
+        }
         return decode_record(
             self._put(f"/v1/projects/{id_path_segment('project', project_id)}", body), api.ProjectReply
         ).project
@@ -60,10 +74,24 @@ class AccountsApi(ApiCalls):
         return [view for page in self._pages("/v1/tokens", api.TokenList) for view in page.tokens]
 
     def make_token(
-        self, *, user: str | None = None, expires: str | None = None, scope: Sequence[str] = (), note: str = ""
+        self,
+        *,
+        user: str | None = None,
+        expires: str | None = None,
+        scope: Sequence[str] = (),
+        note: str = "",
+        requests_per_minute: str | None = None,
+        tokens_per_minute: str | None = None,
     ) -> api.TokenCreated:
-        """Create a token. Only this reply contains its secret."""
-        body = {"user": user, "expires": expires, "scope": list(scope), "note": note}
+        """Create a token. Only this reply contains its secret. `requests_per_minute`, `tokens_per_minute`: as for projects."""
+        body = {
+            "user": user,
+            "expires": expires,
+            "scope": list(scope),
+            "note": note,
+            "requests_per_minute": requests_per_minute,
+            "tokens_per_minute": tokens_per_minute,
+        }
         return decode_record(self._post("/v1/tokens", body), api.TokenCreated)
 
     def revoke_token(self, token_id: str, *, made_too: bool = False) -> None:

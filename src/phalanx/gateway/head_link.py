@@ -23,7 +23,7 @@ from phalanx.core.work.users import Action, UserRole
 from phalanx.durable_files import replace_file
 from phalanx.gateway.services import RoutedService, ServiceTable
 from phalanx.wire.api.head import CurrentUser
-from phalanx.wire.api.services import ServiceList, ServiceView
+from phalanx.wire.api.services import ProjectTerms, ServiceList, ServiceView
 
 T = TypeVar("T")
 
@@ -103,6 +103,7 @@ class HeadLink:
 
     async def _refresh(self) -> None:
         views: list[ServiceView] = []
+        terms: list[ProjectTerms] = []
         after = ""
         while True:
             status, payload = await self._ask("GET", f"/v1/services?after={quote(after)}", self._own_headers())
@@ -113,12 +114,13 @@ class HeadLink:
             except msgspec.MsgspecError:
                 raise HeadAway from None
             views += page.services
+            terms += page.projects
             after = page.next
             if not after:
                 break
         self.answered_s = time.monotonic()
-        self._table.update(views)
-        whole = msgspec.json.encode(ServiceList(services=views))
+        self._table.update(views, terms)
+        whole = msgspec.json.encode(ServiceList(services=views, projects=terms))
         if whole != self._saved and self._snapshot:
             self._saved = whole
             with contextlib.suppress(OSError):  # only a restart without the head needs it
@@ -128,7 +130,8 @@ class HeadLink:
         if not self._snapshot or not os.path.exists(self._snapshot):
             return
         with contextlib.suppress(OSError, msgspec.MsgspecError), open(self._snapshot, "rb") as file:
-            self._table.update(msgspec.json.decode(file.read(), type=ServiceList).services)
+            found = msgspec.json.decode(file.read(), type=ServiceList)
+            self._table.update(found.services, found.projects)
 
     async def owner_of(self, key: str) -> CurrentUser | None:
         """Return the user of a key; None for a wrong one.
@@ -171,8 +174,7 @@ class HeadLink:
             return  # one is on its way
         self._woken_s[name] = now_s
         try:
-            headers = {**self._own_headers(), "Content-Type": "application/json"}
-            status, payload = await self._ask("PATCH", f"/v1/services/{name}", headers, msgspec.json.encode(change))
+            status, payload = await self.ask_own("PATCH", f"/v1/services/{name}", msgspec.json.encode(change))
         except HeadAway:
             return
         self.wake_error.pop(name, None)
@@ -180,6 +182,14 @@ class HeadLink:
             with contextlib.suppress(msgspec.MsgspecError, AttributeError, TypeError):
                 found = msgspec.json.decode(payload)
                 self.wake_error[name] = str(found.get("error", {}).get("message", ""))[:300]
+
+    async def ask_own(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """Send JSON with the gateway's own token; returns status and body.
+
+        Raises:
+            HeadAway: the head does not answer.
+        """
+        return await self._ask(method, path, {**self._own_headers(), "Content-Type": "application/json"}, body)
 
     async def _ask(
         self, method: str, path: str, headers: dict[str, str], body: bytes | None = None
@@ -214,7 +224,10 @@ def _put(known: OrderedDict[bytes, T], digest: bytes, value: T, most: int) -> No
         known.popitem(last=False)
 
 
-def may_use(user: CurrentUser, project: ProjectId) -> bool:
-    """Return whether a user may use the services of a project: its members, operators and administrators, with keys that may submit."""
-    wide = user.role in (UserRole.OPERATOR, UserRole.ADMIN)
-    return Action.SUBMIT in user.actions and (wide or project in user.projects)
+def may_use(user: CurrentUser, project: ProjectId, is_open: bool, *, as_member: bool = False) -> bool:
+    """Return whether a user may use the services of a project: its members, operators and administrators, with keys that may submit.
+
+    All users belong to an open project. `as_member`: whether the user belongs to it, whatever the role.
+    """
+    wide = not as_member and user.role in (UserRole.OPERATOR, UserRole.ADMIN)
+    return Action.SUBMIT in user.actions and (wide or is_open or project in user.projects)

@@ -21,7 +21,9 @@ from aiohttp import web
 
 from phalanx.gateway.head_link import HeadAway, HeadLink, may_use
 from phalanx.gateway.metrics import GatewayMetrics
-from phalanx.gateway.routing import RoutedReplica
+from phalanx.gateway.refusals import Refused
+from phalanx.gateway.request_accounts import PROJECT_HEADER, RequestAccount, RequestAccounts
+from phalanx.gateway.routing import RoutedReplica, expected_tokens
 from phalanx.gateway.services import RoutedService, ServiceTable, WaitingRoomFull
 from phalanx.wire.api.head import CurrentUser
 
@@ -78,29 +80,26 @@ class _Request(msgspec.Struct):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
+    n: int | None = None
+
+    @property
+    def prompt_bytes(self) -> bytes:
+        """The JSON of the prompt."""
+        return bytes(self.messages or self.prompt or self.input)
+
+    @property
+    def answer_limit(self) -> int | None:
+        """The most tokens of one answer; None if the request does not limit it."""
+        return self.max_tokens or self.max_completion_tokens or self.max_output_tokens
+
+    @property
+    def tokens(self) -> int:
+        """An estimate of all tokens that it will use."""
+        prompt = len(self.messages) or len(self.prompt) or len(self.input)
+        return expected_tokens(prompt, 0.0, self.answer_limit) * max(1, self.n or 1)
 
 
 _decoder: Final = msgspec.json.Decoder(_Request)
-
-
-class Refused(Exception):
-    """The gateway's own answer instead of a replica's, in the form of OpenAI's errors."""
-
-    def __init__(self, status: int, message: str, code: str, *, retry_after_s: int | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.code, self.retry_after_s = status, message, code, retry_after_s
-
-    def body(self) -> bytes:
-        """The JSON of the error."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return msgspec.json.encode({"error": {"message": self.message, "type": kind, "param": None, "code": self.code}})
-
-    def response(self) -> web.Response:
-        """The whole answer."""
-        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
-        if self.status == HTTPStatus.UNAUTHORIZED:
-            headers["WWW-Authenticate"] = "Bearer"
-        return web.Response(status=self.status, body=self.body(), headers=headers, content_type="application/json")
 
 
 class RequestRelay:
@@ -110,6 +109,7 @@ class RequestRelay:
         table: the services.
         head: checks keys and asks for replicas.
         metrics: that are counted.
+        accounts: of the requests, with their limits.
         wait_max_s: the longest that a request waits for a replica.
         silent_max_s: an answer that is silent for this long is ended.
     """
@@ -119,11 +119,12 @@ class RequestRelay:
         table: ServiceTable,
         head: HeadLink,
         metrics: GatewayMetrics,
+        accounts: RequestAccounts,
         *,
         wait_max_s: float,
         silent_max_s: float,
     ) -> None:
-        self.table, self.head, self.metrics = table, head, metrics
+        self.table, self.head, self.metrics, self.accounts = table, head, metrics, accounts
         self.wait_max_s = wait_max_s
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_max_s)
         self._session: aiohttp.ClientSession | None = None
@@ -148,9 +149,7 @@ class RequestRelay:
             user = await self._user(request)
         except Refused as refused:
             return refused.response()
-        found = [
-            service.view for _, service in sorted(self.table.services.items()) if may_use(user, service.view.project)
-        ]
+        found = [service.view for _, service in sorted(self.table.services.items()) if self._may_use(user, service)]
         data = [
             {"id": one.name, "object": "model", "created": int(one.created_s), "owned_by": one.project} for one in found
         ]
@@ -187,8 +186,14 @@ class RequestRelay:
             wanted = _parse(body)
             service = self._service(wanted.model, user)
             name = str(service.view.name)
-            with self.metrics.in_flight(name):
-                answer = await self._serve(request, service, wanted, body)
+            prompt_bytes = len(wanted.messages) or len(wanted.prompt) or len(wanted.input)
+            project = request.headers.get(PROJECT_HEADER, "")
+            account = self.accounts.open(user, service, project, prompt_bytes, wanted.tokens)
+            try:
+                with self.metrics.in_flight(name):
+                    answer = await self._serve(request, service, wanted, body, account)
+            finally:
+                account.close()
         except _Answered as given:
             answer = given.answer
         except Refused as refused:
@@ -216,18 +221,20 @@ class RequestRelay:
 
     def _service(self, model: str, user: CurrentUser) -> RoutedService:
         service = self.table.services.get(model)
-        if service is None or not may_use(user, service.view.project):
+        if service is None or not self._may_use(user, service):
             raise Refused(
                 404, f"there is no model {model[:80]!r} that this key may use; see /v1/models", "model_not_found"
             )
         return service
 
+    def _may_use(self, user: CurrentUser, service: RoutedService) -> bool:
+        return may_use(user, service.view.project, self.table.is_open(service.view.project))
+
     async def _serve(
-        self, request: web.Request, service: RoutedService, wanted: _Request, body: bytes
+        self, request: web.Request, service: RoutedService, wanted: _Request, body: bytes, account: RequestAccount
     ) -> web.StreamResponse:
-        prompt = bytes(wanted.messages or wanted.prompt or wanted.input)
-        limit = wanted.max_tokens or wanted.max_completion_tokens or wanted.max_output_tokens
-        line = _Line(self, request, service, stream=wanted.stream)
+        prompt, limit = wanted.prompt_bytes, wanted.answer_limit
+        line = _Line(self, request, service, account, stream=wanted.stream)
         failed, why = frozenset[str](), ""
         for turn in range(1, TRIES + 1):
             async with line.replica(prompt, limit, failed) as replica:
@@ -283,8 +290,10 @@ class RequestRelay:
                 service.failed(replica)
                 self.metrics.broken(str(service.view.name))
                 return await _broken(answer, error, streamed=count.streamed)
+            finally:
+                if upstream.status == HTTPStatus.OK:
+                    line.account.used(*count.result())
             await answer.write_eof()
-            self.metrics.tokens(str(service.view.name), str(service.view.project), *count.result())
             return answer
 
 
@@ -295,8 +304,17 @@ class _NotAnswered(Exception):
 class _Line:
     """One request on its way to a replica: it may wait, and a client that streams is told so."""
 
-    def __init__(self, relay: RequestRelay, request: web.Request, service: RoutedService, *, stream: bool) -> None:
+    def __init__(
+        self,
+        relay: RequestRelay,
+        request: web.Request,
+        service: RoutedService,
+        account: RequestAccount,
+        *,
+        stream: bool,
+    ) -> None:
         self._relay, self._request, self._service, self._stream = relay, request, service, stream
+        self.account = account
         self._held: web.StreamResponse | None = None
         asked = request.headers.get("X-Request-Id", "")
         self.request_id = asked if _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
@@ -352,6 +370,7 @@ class _Line:
                     "Content-Type": "text/event-stream",
                     "Cache-Control": "no-cache",
                     "X-Request-Id": self.request_id,
+                    **self.account.headers,
                 }
             )
             await self._held.prepare(self._request)
@@ -371,6 +390,7 @@ class _Line:
         for name, value in _forwarded(upstream.headers.items(), _HOP_BY_HOP | {"date", "server"}):
             answer.headers.add(name, value)
         answer.headers["X-Request-Id"] = self.request_id
+        answer.headers.update(self.account.headers)
         await answer.prepare(self._request)
         return answer
 

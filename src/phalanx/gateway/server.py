@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import ssl
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,8 +14,11 @@ from aiohttp import web
 
 from phalanx.core.errors import BadRequest
 from phalanx.gateway.head_link import GatewayHead, HeadLink
+from phalanx.gateway.limit_shares import LimitShareLink
 from phalanx.gateway.metrics import GatewayMetrics
+from phalanx.gateway.rate_limits import RateLimiter
 from phalanx.gateway.relay import BODY_MAX, ROUTES, RequestRelay
+from phalanx.gateway.request_accounts import RequestAccounts
 from phalanx.gateway.services import ServiceTable
 
 DRAIN_S = 30.0  # that answers under way have to end after a stop
@@ -57,7 +61,12 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
     table = ServiceTable(replica_limit=options.replica_limit, waiting_max=options.waiting_max)
     link = HeadLink(head, table, options.snapshot)
     metrics = GatewayMetrics()
-    relay = RequestRelay(table, link, metrics, wait_max_s=options.wait_max_s, silent_max_s=options.silent_max_s)
+    limiter = RateLimiter()
+    accounts = RequestAccounts(table, limiter, metrics)
+    shares = LimitShareLink(link, limiter, uuid.uuid4().hex)
+    relay = RequestRelay(
+        table, link, metrics, accounts, wait_max_s=options.wait_max_s, silent_max_s=options.silent_max_s
+    )
     await relay.open()
     runner = web.AppRunner(
         _app(relay), handler_cancellation=True, access_log=None, shutdown_timeout=DRAIN_S, keepalive_timeout=75.0
@@ -67,8 +76,9 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
         runner, options.host, options.port, ssl_context=options.tls, reuse_port=options.shared, backlog=4096
     )
     stop = asyncio.Event()
-    following = asyncio.create_task(link.run())
-    following.add_done_callback(lambda _: stop.set())  # it ends by an error alone, which then ends the gateway
+    following = [asyncio.create_task(one) for one in (link.run(), shares.run())]
+    for task in following:
+        task.add_done_callback(lambda _: stop.set())  # it ends by an error alone, which then ends the gateway
     try:
         try:
             await site.start()
@@ -84,9 +94,11 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
     finally:
         await runner.cleanup()
         await relay.close()
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
+        for task in following:
+            task.cancel()
+        for task in following:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
 def _app(relay: RequestRelay) -> web.Application:

@@ -11,9 +11,10 @@ from typing import Final
 
 from msgspec import structs
 
+from phalanx.core.ids import ProjectId
 from phalanx.gateway.prefixes import PrefixIndex, prefix_hashes
 from phalanx.gateway.routing import RoutedReplica, choose_replica, expected_tokens
-from phalanx.wire.api.services import ServiceView
+from phalanx.wire.api.services import ProjectTerms, ServiceView
 
 AVOIDED_S: Final = 5.0  # after a connection that failed: the head notices a dead replica within this
 _numbers = itertools.count(1)
@@ -133,9 +134,16 @@ class ServiceTable:
     def __init__(self, *, replica_limit: int, waiting_max: int) -> None:
         self._limit, self._waiting_max = replica_limit, waiting_max
         self.services: dict[str, RoutedService] = {}
+        self.terms: dict[ProjectId, ProjectTerms] = {}
 
-    def update(self, views: Iterable[ServiceView]) -> None:
-        """Take over the list of the head."""
+    def is_open(self, project: ProjectId) -> bool:
+        """Return whether all users belong to a project."""
+        terms = self.terms.get(project)
+        return terms is not None and terms.open
+
+    def update(self, views: Iterable[ServiceView], terms: Iterable[ProjectTerms] = ()) -> None:
+        """Take over the list of the head, with the terms of projects."""
+        self.terms = {one.project: one for one in terms}
         by_name = {str(view.name): view for view in views if view.stopped_s is None}
         for name in self.services.keys() - by_name.keys():
             gone = self.services.pop(name)

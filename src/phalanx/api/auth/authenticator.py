@@ -194,6 +194,8 @@ class Authenticator:
             token_id=token.id,
             scope=token.scope,
             node_id=token.node_id,
+            request_limits=token.request_limits,
+            limited_as=token.limited_as,
             sha256=token.sha256,
             projects=frozenset(p.id for p in projects if belongs(p, user.id, user)),
             admin_of=frozenset(p.id for p in projects if administers(p, user.id, user)),

@@ -27,6 +27,7 @@ from phalanx.core.state.events import ChangeProject, ChangeUser, PutToken, Revok
 from phalanx.core.units import format_duration, parse_duration_s, parse_memory_bytes
 from phalanx.core.work.monthly_budget import parse_budget
 from phalanx.core.work.names import is_name
+from phalanx.core.work.request_limits import RequestLimits, parse_per_minute, parse_weight
 from phalanx.core.work.users import (
     Action,
     Token,
@@ -68,6 +69,9 @@ async def show_caller(request: Request) -> Response:
             admin_of=sorted(caller.admin_of),
             scope=sorted(caller.scope),
             actions=actions,
+            requests_per_minute=caller.request_limits.requests_per_minute,
+            tokens_per_minute=caller.request_limits.tokens_per_minute,
+            limited_as=caller.limited_as,
         )
     )
 
@@ -161,6 +165,9 @@ async def put_project(request: Request, project_id: ProjectId) -> Response:
         budget=None if body.budget in (None, NO_BUDGET) else parse_budget(body.budget),
         without_budget=body.budget == NO_BUDGET,
         outputs_bytes=_outputs_limit(body.outputs),
+        requests_per_minute=_per_minute(body.requests_per_minute, "requests_per_minute"),
+        tokens_per_minute=_per_minute(body.tokens_per_minute, "tokens_per_minute"),
+        request_weight=None if body.request_weight is None else parse_weight(body.request_weight, "request_weight"),
     )
     project = await runtime.request(command)
     return json_response(ProjectReply(project=project_view(project, runtime.provider_sign_in.settings())))
@@ -173,6 +180,10 @@ def _outputs_limit(text: str | None) -> int | None:
     if not 0 < size < OUTPUTS_BYTES_MAX:
         raise BadRequest(f"outputs: {text[:60]!r} is not a limit", hint='write "500G", or "none"')
     return size
+
+
+def _per_minute(text: str | None, what: str) -> int | None:
+    return None if text is None else parse_per_minute(text, what)
 
 
 # ---- tokens -----------------------------------------------------------------------------------------------------------
@@ -216,9 +227,10 @@ async def make_token(request: Request) -> Response:
         scope=_narrowed(caller, body.scope),
         note=body.note[:200],
         made_by=caller.token_id,
+        request_limits=_limits(caller, body),
     )
-    await runtime.request(PutToken(token=token))
-    return json_response(TokenCreated(secret=secret, token=token_view(token)), 201)
+    made = await runtime.request(PutToken(token=token))
+    return json_response(TokenCreated(secret=secret, token=token_view(made)), 201)
 
 
 @routes.delete("/v1/tokens/{token_id}", Action.MANAGE_OWN_TOKENS)
@@ -263,6 +275,24 @@ def _narrowed(caller: Caller, scope: list[Action]) -> frozenset[Action]:
             f"this token is for {', '.join(sorted(caller.scope))}; it cannot make a token for {', '.join(sorted(wider))}"
         )
     return frozenset(scope) or caller.scope
+
+
+def _limits(caller: Caller, body: TokenBody) -> RequestLimits:
+    """Return the limits asked for a new token.
+
+    Raises:
+        BadRequest: they are no numbers, or the caller's own token is limited.
+    """
+    asked = RequestLimits(
+        requests_per_minute=parse_per_minute(body.requests_per_minute or "none", "requests_per_minute"),
+        tokens_per_minute=parse_per_minute(body.tokens_per_minute or "none", "tokens_per_minute"),
+    )
+    if caller.request_limits and asked:
+        raise BadRequest(
+            f"your token has request limits ({caller.request_limits}), which tokens made with it share",
+            hint="leave the limits out",
+        )
+    return asked
 
 
 def _no_longer(tokens: list[Token], caller: Caller, expires_s: float | None) -> float | None:

@@ -13,19 +13,22 @@ from phalanx.api.http.paging import AfterKey, key_page
 from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.routes.submit import submit_request, submitted_spec
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
+from phalanx.api.services import HeadServices
 from phalanx.api.views.services import service_detail, service_views
 from phalanx.core.access.caller import Caller, may_access_job
+from phalanx.core.access.membership import is_open
 from phalanx.core.errors import BadRequest, NotFound, NotPermitted
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ServiceId
 from phalanx.core.state.events import Request as Command
 from phalanx.core.state.events import ScaleService, SleepReplicas, StopService, SubmitService, UpdateService
-from phalanx.core.state.records import SERVICES
+from phalanx.core.state.records import SERVICES, SIGN_IN
 from phalanx.core.work.service import Service
+from phalanx.core.work.sign_in import PROVIDER
 from phalanx.core.work.users import Action
 from phalanx.ports.store import Store
 from phalanx.wire.api.jobs import JobBody
-from phalanx.wire.api.services import ServiceChange, ServiceDetail, ServiceList, ServiceReply
+from phalanx.wire.api.services import ProjectTerms, ServiceChange, ServiceDetail, ServiceList, ServiceReply
 
 _CHANGES: Final = ("spec", "revision", "replicas", "asleep", "awake")
 routes = RouteTable()
@@ -40,7 +43,7 @@ async def list_services(request: Request, stopped: bool = False, after: AfterKey
         found = [one for one in services.store.records(SERVICES) if stopped or not one.stopped_by]
         views = service_views(services, caller, found)
         page, further = key_page(views, after, lambda view: view.name, services.limits.answer_bytes)
-        return ServiceList(services=page, next=further)
+        return ServiceList(services=page, projects=[] if after else _project_terms(services), next=further)
 
     return json_response(await run_in_thread(read))
 
@@ -100,6 +103,21 @@ async def _done(request: Request, command: Command[Service], status: int = 200) 
     known = known_service(runtime.services.store, service.id)
     views = await run_in_thread(service_views, runtime.services, caller, [known])
     return json_response(ServiceReply(service=views[0]), status)
+
+
+def _project_terms(services: HeadServices) -> list[ProjectTerms]:
+    settings = services.store.record(SIGN_IN, PROVIDER)
+    found = [
+        ProjectTerms(
+            project=one.id,
+            open=is_open(one, settings),
+            requests_per_minute=one.request_limits.requests_per_minute,
+            tokens_per_minute=one.request_limits.tokens_per_minute,
+            weight=one.request_weight,
+        )
+        for one in services.store.projects()
+    ]
+    return [one for one in found if one != ProjectTerms(project=one.project)]
 
 
 def known_service(store: Store, service_id: ServiceId) -> Service:

@@ -583,6 +583,9 @@ def project_view(project: Project, settings: SignInSettings | None) -> ProjectVi
         groups=[one.group for one in grants if project.id in one.projects | one.admin_of],
         budget="" if project.budget is None else str(project.budget),
         outputs_bytes=project.outputs_bytes,
+        requests_per_minute=project.request_limits.requests_per_minute,
+        tokens_per_minute=project.request_limits.tokens_per_minute,
+        request_weight=project.request_weight,
     )
 
 
@@ -614,4 +617,7 @@ def token_view(token: Token, used_s: float | None = None) -> TokenView:
         note=token.note,
         made_by=token.made_by,
         used_s=used_s,
+        requests_per_minute=token.request_limits.requests_per_minute,
+        tokens_per_minute=token.request_limits.tokens_per_minute,
+        limited_as=token.limited_as,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from phalanx.cli import cells
+from phalanx.cli.access.request_limit_options import request_limit_options
 from phalanx.cli.command_groups import check_exists, check_new, list_group
 from phalanx.cli.connection import connect
 from phalanx.cli.list_output import ListView, list_options, show_list
@@ -18,6 +19,7 @@ from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_bytes, parse_memory_bytes
 from phalanx.core.work.monthly_budget import parse_budget
+from phalanx.core.work.request_limits import RequestLimits, parse_weight
 from phalanx.wire.api.people import ProjectView
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _CLEAN: Final = "phalanx clean --older-than 30d --only outputs"
 _NEARLY_FULL: Final = 80  # percent of the space for outputs
 BUDGET: Final = GrammarType("AMOUNT", lambda text: None if text == "none" else parse_budget(text))
+WEIGHT: Final = GrammarType("N", parse_weight)
 OUTPUTS: Final = GrammarType("SIZE", lambda text: None if text == "none" else parse_memory_bytes(text, what="outputs"))
 
 
@@ -93,12 +96,30 @@ def show(name: str, as_json: bool, watch: bool) -> None:
 )
 @click.option("--budget", type=BUDGET, help='Warn at 80 and 100 % of it: "5000 EUR/month".')
 @click.option("--outputs", type=OUTPUTS, help="Most that nodes may store at the head of its jobs' outputs: 500G.")
-def add(name: str, members: tuple[str, ...], admins: tuple[str, ...], budget: str | None, outputs: str | None) -> None:
+@request_limit_options
+@click.option("--weight", type=WEIGHT, help="Part of a busy service that it gets, relative to other projects.  [1]")
+def add(
+    name: str,
+    members: tuple[str, ...],
+    admins: tuple[str, ...],
+    budget: str | None,
+    outputs: str | None,
+    requests_per_minute: str | None,
+    tokens_per_minute: str | None,
+    weight: str | None,
+) -> None:
     """Add a project."""
     head = connect()
     check_new("project", name, (project.id for project in head.projects()))
     made = head.put_project(
-        name, members=sorted({*members, *admins}), admins=sorted(admins), budget=budget, outputs=outputs
+        name,
+        members=sorted({*members, *admins}),
+        admins=sorted(admins),
+        budget=budget,
+        outputs=outputs,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        request_weight=weight,
     )
     print(strip_control(_summary(made)))
 
@@ -113,6 +134,8 @@ def add(name: str, members: tuple[str, ...], admins: tuple[str, ...], budget: st
 @click.option(
     "--outputs", type=OUTPUTS, help="Most that nodes may store at the head of its jobs' outputs: 500G, or none."
 )
+@request_limit_options
+@click.option("--weight", type=WEIGHT, help="Part of a busy service that it gets, relative to other projects.")
 def set_(
     name: str,
     add_member: tuple[str, ...],
@@ -121,24 +144,35 @@ def set_(
     remove_admin: tuple[str, ...],
     budget: str | None,
     outputs: str | None,
+    requests_per_minute: str | None,
+    tokens_per_minute: str | None,
+    weight: str | None,
 ) -> None:
-    """Change the members, admins, budget and space for outputs of a project."""
+    """Change the members, admins, budget, space for outputs and request limits of a project."""
     people = bool(add_member or remove_member or add_admin or remove_admin)
-    if not people and budget is None and outputs is None:
+    terms = {
+        "budget": budget,
+        "outputs": outputs,
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "request_weight": weight,
+    }
+    if not people and not any(terms.values()):
         raise BadRequest(
             "nothing to change",
-            hint="give --add-member, --remove-member, --add-admin, --remove-admin, --budget or --outputs",
+            hint="give --add-member, --remove-member, --add-admin, --remove-admin, --budget, --outputs, --requests-per-minute, "
+            "--tokens-per-minute or --weight",
         )
     head = connect()
     found = {str(project.id): project for project in head.projects()}
     check_exists("project", name, found)
     project = found[name]
     if not people:
-        print(strip_control(_summary(head.put_project(name, budget=budget, outputs=outputs))))
+        print(strip_control(_summary(head.put_project(name, **terms))))
         return
     members = {*map(str, project.members), *add_member, *add_admin} - {*remove_member}
     admins = {*map(str, project.admins), *add_admin} - {*remove_admin, *remove_member}
-    changed = head.put_project(name, members=sorted(members), admins=sorted(admins), budget=budget, outputs=outputs)
+    changed = head.put_project(name, members=sorted(members), admins=sorted(admins), **terms)
     print(strip_control(_summary(changed)))
 
 
@@ -146,4 +180,9 @@ def _summary(project: ProjectView) -> str:
     admins = f"; admins {', '.join(project.admins)}" if project.admins else ""
     budget = f"; budget {project.budget}" if project.budget else ""
     outputs = f"; outputs at most {format_bytes(project.outputs_bytes)}" if project.outputs_bytes else ""
-    return f"project {project.id}: members {', '.join(project.members) or 'none'}{admins}{budget}{outputs}"
+    limits = RequestLimits(requests_per_minute=project.requests_per_minute, tokens_per_minute=project.tokens_per_minute)
+    rates = f"; services: {limits}" if limits else ""
+    weight = f"; weight {project.request_weight:g}" if project.request_weight != 1.0 else ""
+    return (
+        f"project {project.id}: members {', '.join(project.members) or 'none'}{admins}{budget}{outputs}{rates}{weight}"
+    )

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from phalanx.cli import cells
+from phalanx.cli.access.request_limit_options import request_limit_options
 from phalanx.cli.command_groups import list_group
 from phalanx.cli.connection import connect
 from phalanx.cli.list_output import ListView
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.core.units import format_duration
+from phalanx.core.work.request_limits import RequestLimits
 from phalanx.core.work.users import Action
 from phalanx.wire.api.people import TokenView
 
@@ -32,6 +34,7 @@ def tokens(head: Client, now_s: float) -> ListView:
         Column(title="USED", right=True, hide_empty=True),
         Column(title="ENDS IN", right=True, hide_empty=True),
         Column(title="SCOPE", min_width=8, hide_empty=True),
+        Column(title="LIMITS", min_width=8, hide_empty=True, drop_order=1),
         Column(title="NOTE", min_width=8, hide_empty=True),
     )
     rows: list[list[Cell | str]] = [
@@ -43,6 +46,9 @@ def tokens(head: Client, now_s: float) -> ListView:
             cells.age(token.used_s, now_s),
             "" if token.expires_s is None or token.expires_s <= now_s else format_duration(token.expires_s - now_s),
             " ".join(token.scope),
+            str(
+                RequestLimits(requests_per_minute=token.requests_per_minute, tokens_per_minute=token.tokens_per_minute)
+            ),
             token.note,
         ]
         for token in found
@@ -64,9 +70,24 @@ def tokens(head: Client, now_s: float) -> ListView:
     help="Restrict the token to this action; repeatable.",
 )
 @click.option("--note", default="", metavar="TEXT", help="Purpose of the token.")
-def add(user: str | None, expires: str | None, scope: tuple[str, ...], note: str) -> None:
+@request_limit_options
+def add(
+    user: str | None,
+    expires: str | None,
+    scope: tuple[str, ...],
+    note: str,
+    requests_per_minute: str | None,
+    tokens_per_minute: str | None,
+) -> None:
     """Create a token and print its secret. It cannot be shown again."""
-    made = connect().make_token(user=user, expires=expires, scope=scope, note=note)
+    made = connect().make_token(
+        user=user,
+        expires=expires,
+        scope=scope,
+        note=note,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+    )
     print(f"token {made.token.id} of {made.token.user}; its secret (not shown again):", file=sys.stderr)
     print(made.secret)
     print("next: set PHALANX_TOKEN to it", file=sys.stderr)

@@ -30,6 +30,7 @@ from phalanx.core.state.records import PROJECTS, SIGN_IN, TOKENS, USERS
 from phalanx.core.state.reports import OutputsReached
 from phalanx.core.units import format_bytes
 from phalanx.core.work.queue import Project
+from phalanx.core.work.request_limits import RequestLimits
 from phalanx.core.work.sign_in import PROVIDER
 from phalanx.core.work.users import Action, Identity, Token, User, UserRole
 
@@ -47,13 +48,16 @@ def _describe_project(project: Project) -> str:
     return (
         f"project {project.id} members {join_names(sorted(project.members))} admins {join_names(sorted(project.admins))}"
         + (f" budget {project.budget}" if project.budget is not None else "")
+        + (f" limits {project.request_limits}" if project.request_limits else "")
+        + (f" weight {project.request_weight:g}" if project.request_weight != 1.0 else "")
     )
 
 
 def _describe_token(token: Token) -> str:
     scope = f" scope {','.join(sorted(token.scope))}" if token.scope else ""
     ends = "" if token.expires_s is None else f" until {token.expires_s:.0f}"
-    return f"token {token.id} of {token.user}{scope}{ends}"
+    limits = f" limits {token.request_limits}" if token.request_limits else ""
+    return f"token {token.id} of {token.user}{scope}{ends}{limits}"
 
 
 @handlers.add(PutUser, None, audit=lambda request, _: _describe_user(request.user))
@@ -158,8 +162,20 @@ def change_project(context: StepContext, request: ChangeProject) -> Project:
         project = replace(project, budget=request.budget, budget_warned=None)
     if request.outputs_bytes is not None and request.outputs_bytes != project.outputs_bytes:
         project = replace(project, outputs_bytes=request.outputs_bytes, outputs_warned=0)
+    project = replace(
+        project,
+        request_limits=RequestLimits(
+            requests_per_minute=_given(request.requests_per_minute, project.request_limits.requests_per_minute),
+            tokens_per_minute=_given(request.tokens_per_minute, project.request_limits.tokens_per_minute),
+        ),
+        request_weight=project.request_weight if request.request_weight is None else request.request_weight,
+    )
     context.change.put(project)
     return project
+
+
+def _given(asked: int | None, known: int) -> int:
+    return known if asked is None else asked
 
 
 def warn_of_outputs(context: StepContext, reached: OutputsReached) -> None:
@@ -208,6 +224,8 @@ def put_token(context: StepContext, request: PutToken) -> Token:
             raise NotSignedIn(why, hint="ask an admin")
         if token.user != maker.user:
             _check_admin(context, maker.user)
+        if maker.request_limits:  # shared, so that more tokens do not give more
+            token = replace(token, request_limits=maker.request_limits, limited_as=maker.limited_as or maker.id)
     context.change.put(token)
     return token
 
@@ -269,6 +287,10 @@ def _check_project_admin(context: StepContext, project: Project | None, request:
         raise NotPermitted(
             f"{request.by} may not change the space for outputs of project {project.id}",
             hint="ask an admin of the head",
+        )
+    if (request.requests_per_minute, request.tokens_per_minute, request.request_weight) != (None, None, None):
+        raise NotPermitted(
+            f"{request.by} may not change the request limits of project {project.id}", hint="ask an admin of the head"
         )
     if request.members is not None and not request.members and project.members:
         raise BadRequest(

@@ -12,6 +12,7 @@ from phalanx.core.access.rules import (
     decide,
 )
 from phalanx.core.ids import NodeId, ProjectId, TokenId, UserId
+from phalanx.core.work.request_limits import NO_REQUEST_LIMITS, RequestLimits
 from phalanx.core.work.users import (
     Action,
     Token,
@@ -28,6 +29,7 @@ class Caller:
 
     Attributes:
         sha256: of the token, to check it again while a stream is open; empty for derived tokens.
+        request_limits: of the token, on requests to services; `limited_as`: the token with which it shares them, None if that is itself.
         session: key of the browser's session that the request came with; empty if the request carried the token itself.
     """
 
@@ -38,6 +40,8 @@ class Caller:
     node_id: NodeId | None = None
     projects: frozenset[ProjectId] = frozenset()
     admin_of: frozenset[ProjectId] = frozenset()
+    request_limits: RequestLimits = NO_REQUEST_LIMITS
+    limited_as: TokenId | None = None
     sha256: str = field(default="", repr=False)
     session: str = field(default="", repr=False)
 

@@ -251,6 +251,7 @@ class ChangeProject(Request[Project]):
         as_admin: the caller is an admin of the head, not only of this project.
         without_budget: the project has no budget any more.
         outputs_bytes: the limit on its outputs; 0 for none.
+        requests_per_minute, tokens_per_minute, request_weight: of its requests to services; 0 for no limit.
     """
 
     project_id: ProjectId
@@ -261,6 +262,9 @@ class ChangeProject(Request[Project]):
     budget: MonthlyBudget | None = None
     without_budget: bool = False
     outputs_bytes: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    request_weight: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

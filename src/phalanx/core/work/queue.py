@@ -15,6 +15,7 @@ from typing import Final
 from phalanx.core.ids import ProjectId, QueueId, UserId
 from phalanx.core.resources import GPUS, Resources
 from phalanx.core.work.monthly_budget import BudgetWarning, MonthlyBudget
+from phalanx.core.work.request_limits import NO_REQUEST_LIMITS, RequestLimits
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.waste_terms import ALARM_AFTER_S, IdleAction, IdlePolicy, WasteKind
 
@@ -118,6 +119,7 @@ class Project:
         budget_warned: the last warning about its budget.
         outputs_bytes: what nodes may store at the head of the outputs of its jobs; 0 for no limit.
         outputs_warned: percent of it at which the history has a line, until the outputs take less again; 0 for none.
+        request_limits: of its requests to services; `request_weight`: its part of a service whose replicas are busy, relative to other projects.
     """
 
     id: ProjectId
@@ -128,6 +130,8 @@ class Project:
     budget_warned: BudgetWarning | None = None
     outputs_bytes: int = 0
     outputs_warned: int = 0
+    request_limits: RequestLimits = NO_REQUEST_LIMITS
+    request_weight: float = 1.0
 
 
 def idle_policy(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> IdlePolicy | None:

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from phalanx.core.ids import NodeId, ProjectId, TokenId, UserId
+from phalanx.core.work.request_limits import NO_REQUEST_LIMITS, RequestLimits
 
 
 class UserRole(enum.StrEnum):
@@ -93,6 +94,7 @@ class Token:
         node_id: the node of a supervisor's token.
         made_by: the token that was used to create it.
         used_s: when it was last used, to within some minutes.
+        request_limits: of requests to services; `limited_as`: the token with which it shares them, None if that is itself.
     """
 
     id: TokenId
@@ -106,6 +108,8 @@ class Token:
     note: str = ""
     made_by: TokenId | None = None
     used_s: float | None = None
+    request_limits: RequestLimits = NO_REQUEST_LIMITS
+    limited_as: TokenId | None = None
 
     def is_valid(self, now_s: float) -> bool:
         """Whether it is neither expired nor revoked."""

@@ -46,7 +46,9 @@ class HeadList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CurrentUser(msgspec.Struct, frozen=True, kw_only=True):
-    """The user of the token, and its permissions."""
+    """The user of the token, and its permissions. `requests_per_minute`, `tokens_per_minute`: the token's limits on requests to services, 0 for none;
+    `limited_as`: the token with which it shares them, None if that is itself.
+    """
 
     user: UserId
     role: UserRole
@@ -55,6 +57,9 @@ class CurrentUser(msgspec.Struct, frozen=True, kw_only=True):
     admin_of: list[ProjectId] = []
     scope: list[Action] = []
     actions: list[Action] = []
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    limited_as: TokenId | None = None
 
 
 class StopBody(msgspec.Struct, frozen=True, kw_only=True):

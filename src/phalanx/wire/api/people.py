@@ -50,7 +50,8 @@ class UserBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
     """A project: an accounting group and its members. `budget`: as "5000 EUR/month"; empty without one. `outputs_bytes`: what nodes may
-    store at the head of its jobs' outputs; 0 for no limit.
+    store at the head of its jobs' outputs; 0 for no limit. `requests_per_minute`, `tokens_per_minute`: limits on its requests to services, 0 for
+    none; `request_weight`: its part of a busy service.
 
     `groups`: at the sign-in provider, whose members belong to it too. Without members and groups it is open to all users.
     """
@@ -62,6 +63,9 @@ class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
     budget: str = ""
     groups: list[str] = []
     outputs_bytes: int = 0
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    request_weight: float = 1.0
 
 
 class ProjectList(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,17 +84,23 @@ class ProjectReply(msgspec.Struct, frozen=True, kw_only=True):
 
 class ProjectBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A project's settings; absent fields of an existing project stay unchanged. `budget`: "5000 EUR/month", or "none". `outputs`: the limit on
-    outputs at the head, "500G" or "none".
+    outputs at the head, "500G" or "none". `requests_per_minute`, `tokens_per_minute`: limits on requests to services, "600", "200k" or "none";
+    `request_weight`: the part of a busy service, 0.01 to 1000, 1 by default.
     """
 
     members: list[UserId] | None = None
     admins: list[UserId] | None = None
     budget: str | None = None
     outputs: str | None = None
+    requests_per_minute: str | None = None
+    tokens_per_minute: str | None = None
+    request_weight: str | None = None
 
 
 class TokenView(msgspec.Struct, frozen=True, kw_only=True):
-    """A token without its secret."""
+    """A token without its secret. `requests_per_minute`, `tokens_per_minute`: limits on requests to services, 0 for none; `limited_as`: the token
+    with which it shares them, None if that is itself.
+    """
 
     id: TokenId
     user: UserId
@@ -101,6 +111,9 @@ class TokenView(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     made_by: TokenId | None = None
     used_s: float | None = None
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    limited_as: TokenId | None = None
 
 
 class TokenList(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,12 +124,16 @@ class TokenList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A token to create. Only an admin may name another `user`; `expires`: "30d" or "never", default 90 days; `scope`: actions, empty for all."""
+    """A token to create. Only an admin may name another `user`; `expires`: "30d" or "never", default 90 days; `scope`: actions, empty for all;
+    `requests_per_minute`, `tokens_per_minute`: limits on its requests to services, "600", "200k" or "none".
+    """
 
     user: UserId | None = None
     expires: str | None = None
     scope: list[Action] = []
     note: str = ""
+    requests_per_minute: str | None = None
+    tokens_per_minute: str | None = None
 
 
 class TokenCreated(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,10 +96,27 @@ class ServiceDetail(msgspec.Struct, frozen=True, kw_only=True):
     replicas: list[JobView]
 
 
+class ProjectTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """The terms under which a project uses services.
+
+    Attributes:
+        open: all users belong to it.
+        requests_per_minute, tokens_per_minute: limits of its requests; 0 for none.
+        weight: its part of a service whose replicas are busy, relative to other projects.
+    """
+
+    project: ProjectId
+    open: bool = False
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    weight: float = 1.0
+
+
 class ServiceList(msgspec.Struct, frozen=True, kw_only=True):
-    """Services by name."""
+    """Services by name. `projects`: those with terms other than the usual ones, on the first page."""
 
     services: list[ServiceView]
+    projects: list[ProjectTerms] = []
     next: str = ""
 
 
