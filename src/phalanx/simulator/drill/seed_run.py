@@ -338,5 +338,6 @@ def _least(role: Role, world: World) -> Resources:
         return role.asked
     if role.others:
         return _least(replace(role, others=()), world) + sum((_least(one, world) for one in role.others), NO_RESOURCES)
-    host = Resources(0, role.cpus, role.memory_bytes, role.extras)
+    cpus = role.cpus or (0 if role.gpus.milli else 1)  # a part without GPUs takes a CPU
+    host = Resources(0, cpus, role.memory_bytes, role.extras)
     return host * parts + Resources(role.gpus.milli, extras=role.licences)
