@@ -137,12 +137,14 @@ class UseCluster:
         """What a job printed."""
         return str(self.shell("logs", job).stdout)
 
-    def when_logged(self, job: str, text: str, within_s: float = 180.0) -> None:
-        """Wait until a job has printed a text."""
-        limit_s = time.monotonic() + within_s
-        while text not in self.logs(job):
+    def when_logged(self, job: str, text: str, silent_s: float = 180.0) -> None:
+        """Wait until a job has printed a text, as long as it prints anything within `silent_s`."""
+        printed, limit_s = "", time.monotonic() + silent_s
+        while text not in (now := self.logs(job)):
+            if now != printed:
+                printed, limit_s = now, time.monotonic() + silent_s
             if time.monotonic() > limit_s or self.shell.job(job)["job"]["state"] not in {"pending", "running"}:
-                raise UseFailed(f"job {job} never printed {text!r}\n{last_lines(self.logs(job), 30)}")
+                raise UseFailed(f"job {job} never printed {text!r}\n{last_lines(now, 30)}")
             time.sleep(0.3)
 
     def kill_process(self, job: str, word: str) -> None:

@@ -291,7 +291,7 @@ class ApiLimits:
     streams_open: int = 1000
     exec_sessions: int = 200
     program_connections: int = 256
-    exec_buffer_bytes: int = MIB
+    exec_buffer_bytes: int = 2 * MIB
     plan_stop_lease_s: float = 600.0
     plan_stop_wait_s: float = 5.0
 

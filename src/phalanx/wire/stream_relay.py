@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 
 OPEN, DATA, END, RESET, CREDIT = range(5)  # values: port, bytes that follow, none, errno, bytes that were passed on
-WINDOW_BYTES = 1 << 20
+WINDOW_BYTES = 1 << 21
 STREAMS_MAX = 256
 GREETING = b"phalanx-relay-1\n"
 _PIECE_BYTES = 1 << 18

@@ -30,7 +30,7 @@ from phalanx.core.state import commands, reports
 
 WIRE_VERSION: Final = 1
 STREAM_CHUNK_BYTES_MAX: Final = 1 << 18  # keeps a request with chunks of several ranks under 1 MiB in base64
-EXEC_CHUNK_BYTES_MAX: Final = 1 << 18  # a quarter of the window of a session
+EXEC_CHUNK_BYTES_MAX: Final = 1 << 19  # a quarter of the window of a session
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
