@@ -46,7 +46,8 @@ class Engine:
     async def answer(self, request: web.Request, asked: dict) -> web.StreamResponse:
         prompt = json.dumps(asked.get("messages") or asked.get("prompt")).encode()
         cached = self.read_before(prompt)
-        count = min(asked.get("max_tokens", self.chunks), self.chunks)
+        chunks = asked.get("chunks", self.chunks)
+        count = min(asked.get("max_tokens", chunks), chunks)
         usage = {
             "prompt_tokens": len(prompt),
             "completion_tokens": count,
@@ -79,7 +80,9 @@ def main() -> None:
         return web.Response()
 
     async def seen(_request: web.Request) -> web.Response:
-        return web.json_response({"seen": engine.seen, "cancelled": engine.cancelled, "peak": engine.peak})
+        return web.json_response(
+            {"seen": engine.seen, "cancelled": engine.cancelled, "peak": engine.peak, "now": engine.now}
+        )
 
     app = web.Application(client_max_size=32 << 20)
     app.router.add_post("/v1/chat/completions", engine.complete)

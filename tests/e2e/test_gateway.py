@@ -261,6 +261,81 @@ def test_limits_of_a_project_and_of_a_key_hold(phalanx, gateway):
     assert sorted(status for status, _, _ in together) == [200, 429, 429], "and reserved until then"
 
 
+def test_clients_that_leave_under_load_leave_no_request_behind(phalanx, gateway):
+    """24 streams for 8 places: those that are answered and those that wait leave together."""
+    until_ready(phalanx, 1)
+    port = phalanx.json("show", "chat")["service"]["endpoints"][0]["port"]
+
+    async def storm(session):
+        tasks = [
+            asyncio.create_task(gateway.chat(session, f"{number}", stream=True, chunks=500)) for number in range(24)
+        ]
+        await asyncio.sleep(0.5)
+        seen = await at_engine(session, port)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        limit_s = time.monotonic() + 30
+        left = {"phalanx_gateway_waiting", "phalanx_gateway_in_flight"}
+        while (await at_engine(session, port))["now"] or left:
+            assert time.monotonic() < limit_s, left
+            await asyncio.sleep(0.05)
+            metrics = (await gateway.ask(session, None, path="/metrics", method="GET"))[1].decode()
+            left = {name for name in left if f'{name}{{service="chat"}} 0.0' not in metrics}
+        return seen
+
+    async def at_engine(session, port):
+        async with session.get(f"http://127.0.0.1:{port}/seen") as answer:
+            return await answer.json()
+
+    assert run(storm)["now"] == 8
+
+
+def test_a_request_ends_at_the_time_that_it_allows(phalanx, gateway):
+    until_ready(phalanx, 1)
+
+    async def ask(session):
+        body = {"model": "chat", "messages": [], "chunks": 500}
+        short = {"X-Request-Timeout": "0.3"}
+        return [
+            await gateway.ask(session, body, headers=short),
+            await gateway.ask(session, {**body, "stream": True}, headers=short),
+            await gateway.ask(session, body, headers={"X-Request-Timeout": "soon"}),
+            await gateway.ask(session, body, headers={"X-Request-Priority": "1.5"}),
+        ]
+
+    whole, stream, *wrong = run(ask)
+    assert (whole[0], json.loads(whole[1])["error"]["code"]) == (504, "timeout")
+    assert [error["code"] for error in words(stream[1])[2]] == ["timeout"]
+    assert [status for status, _, _ in wrong] == [400, 400]
+
+
+def test_a_flood_of_one_project_does_not_keep_another_waiting(phalanx, gateway):
+    until_ready(phalanx, 1)
+    user = phalanx.json("show", "chat")["service"]["user"]
+    phalanx("projects", "add", "quiet", "--member", user)
+    token = phalanx("tokens", "add").stdout.split()[0]  # the gateway remembers the projects of known ones for a minute
+
+    async def ask(session):
+        done = []
+
+        async def one(name, project):
+            body = {"model": "chat", "messages": [], "max_tokens": 10}
+            status, _, _ = await gateway.ask(session, body, key=token, headers={"OpenAI-Project": project})
+            done.append((name, status))
+
+        flood = [asyncio.create_task(one("flood", "default")) for _ in range(80)]
+        await asyncio.sleep(0.2)
+        await one("quiet", "quiet")
+        place = len(done)
+        await asyncio.gather(*flood)
+        return done, place
+
+    done, place = run(ask)
+    assert {status for _, status in done} == {200}
+    assert place <= 50, "not behind the 72 that waited before it"
+
+
 HOSTILE = {
     "no-body": b"",
     "no-json": b"{",

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from phalanx.gateway.prefixes import COARSE_BYTES, FINE_BLOCKS, FINE_BYTES, PrefixIndex, prefix_hashes
 from phalanx.gateway.routing import LOAD_BOUND, RoutedReplica, choose_replica, expected_tokens
-from phalanx.gateway.services import WaitingRoom, WaitingRoomFull
 
 WHOLE = FINE_BYTES * FINE_BLOCKS
 
@@ -114,24 +113,3 @@ def test_expected_tokens_count_what_was_not_read_and_the_answer():
     assert expected_tokens(4000, 0.75, 100) == 351
     assert expected_tokens(0, 0.0, None) > 200
     assert expected_tokens(400, 0.0, -5) == 101
-
-
-def test_who_waits_is_called_in_order_and_keeps_the_place_when_called_too_early():
-    room = WaitingRoom(3)
-    first, second, third = room.enter(), room.enter(), room.enter()
-    with pytest.raises(WaitingRoomFull):
-        room.enter()
-    assert [room.before(number) for number, _ in (first, second, third)] == [0, 1, 2]
-    room.call(1)
-    assert first[1].is_set()
-    assert not second[1].is_set()
-    again = room.enter(first=True)
-    assert room.before(again[0]) == 0
-    assert again[0] == first[0], "the number is free again"
-    room.leave(*first)
-    assert room.before(third[0]) == 2, "one that was called leaves nobody else's place"
-    room.leave(*second)
-    room.call(5)
-    assert again[1].is_set()
-    assert third[1].is_set()
-    assert len(room) == 0

@@ -19,12 +19,13 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from phalanx.gateway.fair_queue import WaitingRoomFull
 from phalanx.gateway.head_link import HeadAway, HeadLink, may_use
 from phalanx.gateway.metrics import GatewayMetrics
 from phalanx.gateway.refusals import Refused
-from phalanx.gateway.request_accounts import PROJECT_HEADER, RequestAccount, RequestAccounts
+from phalanx.gateway.request_accounts import RequestAccount, RequestAccounts, read_headers
 from phalanx.gateway.routing import RoutedReplica, expected_tokens
-from phalanx.gateway.services import RoutedService, ServiceTable, WaitingRoomFull
+from phalanx.gateway.services import RoutedService, ServiceTable
 from phalanx.wire.api.head import CurrentUser
 
 ROUTES: Final = (
@@ -37,6 +38,7 @@ ROUTES: Final = (
 )
 BODY_MAX: Final = 16 << 20
 TRIES: Final = 3
+CLIENT_LEFT: Final = 499  # in metrics, as nginx counts it
 CONNECT_S: Final = 5.0
 COMMENT_S: Final = 5.0  # between comments to a client that waits; proxies commonly close a silent connection after 60 s
 TAIL_BYTES: Final = 4096  # of an answer, where its `usage` stands
@@ -63,6 +65,8 @@ _NOT_FORWARDED: Final = _HOP_BY_HOP | {
     "content-encoding",
     "content-length",
     "expect",
+    "x-request-priority",
+    "x-request-timeout",
 }
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
@@ -81,6 +85,7 @@ class _Request(msgspec.Struct):
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
     n: int | None = None
+    priority: int | None = None
 
     @property
     def prompt_bytes(self) -> bytes:
@@ -187,11 +192,13 @@ class RequestRelay:
             service = self._service(wanted.model, user)
             name = str(service.view.name)
             prompt_bytes = len(wanted.messages) or len(wanted.prompt) or len(wanted.input)
-            project = request.headers.get(PROJECT_HEADER, "")
-            account = self.accounts.open(user, service, project, prompt_bytes, wanted.tokens)
+            asked = read_headers(request.headers)
+            account = self.accounts.open(
+                user, service, asked, prompt_bytes=prompt_bytes, tokens=wanted.tokens, priority=wanted.priority or 0
+            )
             try:
                 with self.metrics.in_flight(name):
-                    answer = await self._serve(request, service, wanted, body, account)
+                    answer = await self._serve_within(asked.timeout_s, request, service, wanted, body, account)
             finally:
                 account.close()
         except _Answered as given:
@@ -199,6 +206,11 @@ class RequestRelay:
         except Refused as refused:
             self.metrics.refused(name, refused.status)
             return refused.response()
+        except ConnectionResetError:
+            if request.transport is not None and not request.transport.is_closing():
+                raise
+            self.metrics.refused(name, CLIENT_LEFT)
+            return web.Response(status=CLIENT_LEFT)  # nobody gets it
         self.metrics.answered(name, answer.status, time.monotonic() - began_s)
         return answer
 
@@ -230,11 +242,27 @@ class RequestRelay:
     def _may_use(self, user: CurrentUser, service: RoutedService) -> bool:
         return may_use(user, service.view.project, self.table.is_open(service.view.project))
 
+    async def _serve_within(
+        self,
+        timeout_s: float | None,
+        request: web.Request,
+        service: RoutedService,
+        wanted: _Request,
+        body: bytes,
+        account: RequestAccount,
+    ) -> web.StreamResponse:
+        line = _Line(self, request, service, account, stream=wanted.stream)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._serve(request, service, wanted, body, line)
+        except TimeoutError:
+            late = f"no whole answer within the {timeout_s:g} s that the request allows"
+            return await line.end(Refused(504, late, "timeout"))
+
     async def _serve(
-        self, request: web.Request, service: RoutedService, wanted: _Request, body: bytes, account: RequestAccount
+        self, request: web.Request, service: RoutedService, wanted: _Request, body: bytes, line: _Line
     ) -> web.StreamResponse:
         prompt, limit = wanted.prompt_bytes, wanted.answer_limit
-        line = _Line(self, request, service, account, stream=wanted.stream)
         failed, why = frozenset[str](), ""
         for turn in range(1, TRIES + 1):
             async with line.replica(prompt, limit, failed) as replica:
@@ -289,7 +317,8 @@ class RequestRelay:
                     raise  # the client has gone
                 service.failed(replica)
                 self.metrics.broken(str(service.view.name))
-                return await _broken(answer, error, streamed=count.streamed)
+                why = f"the replica failed in the middle of its answer ({type(error).__name__})"
+                return await _broken(answer, Refused(502, why, "replica_failed"), streamed=count.streamed)
             finally:
                 if upstream.status == HTTPStatus.OK:
                     line.account.used(*count.result())
@@ -316,6 +345,7 @@ class _Line:
         self._relay, self._request, self._service, self._stream = relay, request, service, stream
         self.account = account
         self._held: web.StreamResponse | None = None
+        self._begun: web.StreamResponse | None = None
         asked = request.headers.get("X-Request-Id", "")
         self.request_id = asked if _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
 
@@ -339,13 +369,13 @@ class _Line:
         if self._relay.table.services.get(name) is not service:
             await self.refuse(Refused(404, f"the service {name} was stopped", "model_not_found"), leave=True)
         try:
-            number, called = service.waiting.enter(first=first)
+            waiting = service.waiting.enter(self.account.place, time.monotonic(), first=first)
         except WaitingRoomFull:
             full = f"{len(service.waiting)} requests wait for a replica of {name}, which is the most"
             raise Refused(429, full, "too_many_waiting", retry_after_s=10) from None
         self._relay.metrics.waits(name)
         try:
-            while not called.is_set():
+            while not waiting.called.is_set():
                 await self._relay.head.want_replica(service)
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
@@ -355,13 +385,13 @@ class _Line:
                     )
                     await self.refuse(late, leave=True)
                 try:
-                    await asyncio.wait_for(called.wait(), min(COMMENT_S, left_s))
+                    await asyncio.wait_for(waiting.called.wait(), min(COMMENT_S, left_s))
                 except TimeoutError:
                     service.call_waiting()  # a replica may be avoided no longer, while no list comes from the head
-                    if self._stream and not called.is_set():
-                        await self._comment(service.waiting.before(number))
+                    if self._stream and not waiting.called.is_set():
+                        await self._comment(service.waiting.before(waiting))
         finally:
-            service.waiting.leave(number, called)
+            service.waiting.leave(waiting)
 
     async def _comment(self, before: int) -> None:
         if self._held is None:
@@ -391,6 +421,7 @@ class _Line:
             answer.headers.add(name, value)
         answer.headers["X-Request-Id"] = self.request_id
         answer.headers.update(self.account.headers)
+        self._begun = answer
         await answer.prepare(self._request)
         return answer
 
@@ -403,6 +434,13 @@ class _Line:
         if leave:
             raise _Answered(self._held)
         return self._held
+
+    async def end(self, refused: Refused) -> web.StreamResponse:
+        """End a request early, whether its answer has begun or not."""
+        if self._begun is None:
+            return await self.refuse(refused)
+        streamed = self._begun.content_type == "text/event-stream"
+        return await _broken(self._begun, refused, streamed=streamed)
 
 
 class _Answered(Exception):
@@ -462,14 +500,11 @@ def _forwarded(headers: Iterable[tuple[str, str]], without: frozenset[str]) -> l
     return [(name, value) for name, value in headers if name.lower() not in without and name.lower() != "x-request-id"]
 
 
-async def _broken(answer: web.StreamResponse, error: Exception, *, streamed: bool) -> web.StreamResponse:
-    """End an answer whose replica failed in its middle: an event of a stream says so, any other answer is cut off."""
+async def _broken(answer: web.StreamResponse, refused: Refused, *, streamed: bool) -> web.StreamResponse:
+    """End an answer in its middle: an event of a stream says so, any other answer is cut off."""
     if streamed:
-        failed = Refused(
-            502, f"the replica failed in the middle of its answer ({type(error).__name__})", "replica_failed"
-        )
-        await answer.write(b"data: " + failed.body() + b"\n\n")
+        await answer.write(b"data: " + refused.body() + b"\n\n")
         await answer.write_eof()
         return answer
     answer.force_close()
-    raise ConnectionResetError("the replica failed in the middle of its answer")
+    raise ConnectionResetError(refused.message)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import ProjectId
 from phalanx.core.work.request_limits import RequestLimits
+from phalanx.gateway.fair_queue import QueueTerms
 from phalanx.gateway.head_link import may_use
 from phalanx.gateway.metrics import GatewayMetrics
 from phalanx.gateway.rate_limits import LimitReached, RateLimiter, TokenReservation, limit_headers
@@ -18,24 +21,61 @@ from phalanx.gateway.services import RoutedService, ServiceTable
 from phalanx.wire.api.head import CurrentUser
 
 PROJECT_HEADER: Final = "OpenAI-Project"  # sent by OpenAI's clients for `project=...` and OPENAI_PROJECT_ID
+PRIORITY_HEADER: Final = "X-Request-Priority"
+TIMEOUT_HEADER: Final = "X-Request-Timeout"
+_INTEGER: Final = re.compile(r"[+-]?\d{1,9}", re.ASCII)
+_SECONDS: Final = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
 ESTIMATE_MAX: Final = 10_000_000  # tokens reserved for one request: far beyond the context of any model
 
 
+@dataclass(frozen=True, slots=True)
+class RequestHeaders:
+    """What a client asks of the gateway itself.
+
+    Attributes:
+        project: that shall pay; "" for the service's own.
+        priority: lower ones are served earlier among the requests of the project; None for that of the body.
+        timeout_s: for the whole answer; None for no limit.
+    """
+
+    project: str = ""
+    priority: int | None = None
+    timeout_s: float | None = None
+
+
+def read_headers(headers: Mapping[str, str]) -> RequestHeaders:
+    """Read the headers of a request.
+
+    Raises:
+        Refused: a number is none, or not above 0.
+    """
+    priority, timeout = headers.get(PRIORITY_HEADER), headers.get(TIMEOUT_HEADER)
+    if priority is not None and not _INTEGER.fullmatch(priority):
+        raise Refused(400, f"{PRIORITY_HEADER}: {priority[:40]!r} is not a whole number", "invalid_header")
+    if timeout is not None and (not _SECONDS.fullmatch(timeout) or float(timeout) <= 0.0):
+        raise Refused(400, f"{TIMEOUT_HEADER}: {timeout[:40]!r} is not a number of seconds", "invalid_header")
+    return RequestHeaders(
+        project=headers.get(PROJECT_HEADER, ""),
+        priority=None if priority is None else int(priority),
+        timeout_s=None if timeout is None else float(timeout),
+    )
+
+
 class RequestAccount:
-    """One request. `used` gets its tokens as the replica counts them; `close` settles them, however the request ended."""
+    """One request. `place`: among those that wait. `used` gets its tokens as the replica counts them; `close` settles them, however the request ended."""
 
     def __init__(
         self,
         accounts: RequestAccounts,
         service: str,
-        project: ProjectId,
+        place: QueueTerms,
         reservation: TokenReservation,
         prompt_bytes: int,
     ) -> None:
         self._accounts, self._reservation = accounts, reservation
         self._prompt_bytes = prompt_bytes
         self._prompt = self._answer = 0
-        self.service, self.project = service, project
+        self.service, self.place = service, place
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -51,7 +91,7 @@ class RequestAccount:
         """Settle the request."""
         accounts = self._accounts
         accounts.limiter.settle(self._reservation, self._prompt + self._answer, time.monotonic())
-        accounts.metrics.tokens(self.service, self.project, self._prompt, self._answer)
+        accounts.metrics.tokens(self.service, self.place.project, self._prompt, self._answer)
 
 
 class RequestAccounts:
@@ -66,18 +106,32 @@ class RequestAccounts:
         self._table, self.limiter, self.metrics = table, limiter, metrics
 
     def open(
-        self, user: CurrentUser, service: RoutedService, asked_project: str, prompt_bytes: int, tokens: int
+        self,
+        user: CurrentUser,
+        service: RoutedService,
+        asked: RequestHeaders,
+        *,
+        prompt_bytes: int,
+        tokens: int,
+        priority: int,
     ) -> RequestAccount:
-        """Count a request for the project that pays for it. `tokens`: an estimate of what it will use.
+        """Count a request for the project that pays for it. `tokens`: an estimate of what it will use. `priority`: of the body.
 
         Raises:
             Refused: a limit is reached; or the user does not belong to the project that the request names.
         """
-        project = self._project(user, service.view.project, asked_project)
+        project = self._project(user, service.view.project, asked.project)
         found = self.limiter.reserve(self._limits(user, project), min(tokens, ESTIMATE_MAX), time.monotonic())
         if isinstance(found, LimitReached):
             raise limit_refusal(found)
-        return RequestAccount(self, str(service.view.name), project, found, prompt_bytes)
+        terms = self._table.terms.get(project)
+        place = QueueTerms(
+            project=project,
+            weight=1.0 if terms is None else terms.weight,
+            tokens=tokens,
+            priority=priority if asked.priority is None else asked.priority,
+        )
+        return RequestAccount(self, str(service.view.name), place, found, prompt_bytes)
 
     def _project(self, user: CurrentUser, usual: ProjectId, asked: str) -> ProjectId:
         if not asked or asked == usual:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import time
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
 from msgspec import structs
 
 from phalanx.core.ids import ProjectId
+from phalanx.gateway.fair_queue import FairQueue
 from phalanx.gateway.prefixes import PrefixIndex, prefix_hashes
 from phalanx.gateway.routing import RoutedReplica, choose_replica, expected_tokens
 from phalanx.wire.api.services import ProjectTerms, ServiceView
@@ -20,65 +19,13 @@ AVOIDED_S: Final = 5.0  # after a connection that failed: the head notices a dea
 _numbers = itertools.count(1)
 
 
-class WaitingRoomFull(Exception):
-    """As many requests wait as may."""
-
-
-class WaitingRoom:
-    """Requests without a replica, in the order of their arrival."""
-
-    def __init__(self, size_max: int) -> None:
-        self.size_max = size_max
-        self._called: OrderedDict[int, asyncio.Event] = OrderedDict()
-        self._first = self._next = 0
-
-    def __len__(self) -> int:
-        return len(self._called)
-
-    def enter(self, *, first: bool = False) -> tuple[int, asyncio.Event]:
-        """Wait at the end of the line, or as the `first`. Returns the number of the place, and what is set once the request is called.
-
-        Raises:
-            WaitingRoomFull: there is no place.
-        """
-        if len(self._called) >= self.size_max and not first:
-            raise WaitingRoomFull
-        event = asyncio.Event()
-        if first:
-            self._first -= 1
-            number = self._first
-        else:
-            number = self._next
-            self._next += 1
-        self._called[number] = event
-        if first:
-            self._called.move_to_end(number, last=False)
-        return number, event
-
-    def before(self, number: int) -> int:
-        """Return how many requests are before this one, at most: those that left in between are counted."""
-        return number - next(iter(self._called), number)
-
-    def leave(self, number: int, called: asyncio.Event) -> None:
-        """Forget a request that does not wait any longer. Once it was called, its number may be that of another."""
-        if self._called.get(number) is called:
-            del self._called[number]
-
-    def call(self, count: int) -> None:
-        """Call the first ones: the replicas can take this many."""
-        for _ in range(min(count, len(self._called))):
-            number, event = self._called.popitem(last=False)
-            self._first = number + 1
-            event.set()
-
-
 class RoutedService:
     """One service and its replicas that are ready."""
 
     def __init__(self, view: ServiceView, *, replica_limit: int, waiting_max: int) -> None:
         self.view = view
         self.replicas: dict[str, RoutedReplica] = {}
-        self.waiting = WaitingRoom(waiting_max)
+        self.waiting = FairQueue(waiting_max)
         self._prefixes = PrefixIndex()
         self._limit = replica_limit
         self.update(view)
