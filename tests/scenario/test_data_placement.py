@@ -20,7 +20,7 @@ def cluster():
 
 
 def hold(cluster, node, *sources):
-    held = tuple(HeldDataset(key=dataset_key(one), size_bytes=1 << 30, bytes_per_s=1e7) for one in sources)
+    held = tuple(HeldDataset(key=dataset_key(one), size_bytes=1 << 28, bytes_per_s=1e7) for one in sources)
     cluster.turn([DatasetsHeld(node_id=NodeId(node), datasets=held)])
 
 

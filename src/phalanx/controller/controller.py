@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from phalanx.controller import reports
+from phalanx.controller.data_staging import StagingKeeper
 from phalanx.controller.idle_jobs import IdlePolicyKeeper
 from phalanx.controller.leases import (
     MARGIN_S,
@@ -110,6 +111,7 @@ class Controller:
     _notices: NewAttemptNotices = field(default_factory=NewAttemptNotices)
     _incarnations: SupervisorIncarnations = field(init=False)
     _services: ServiceReconciler = field(init=False)
+    _staging: StagingKeeper = field(init=False)
     _limits_s: dict[JobId, float] = field(default_factory=dict)  # armed time limit of each live attempt
     # State in which each gang was last sent a command, and when: the start of its reminder interval.
     _commanded: dict[JobId, tuple[AttemptState, float]] = field(default_factory=dict)
@@ -126,6 +128,7 @@ class Controller:
     def __post_init__(self) -> None:
         self._incarnations = SupervisorIncarnations(self.head_id)
         self._services = ServiceReconciler(self.world)
+        self._staging = StagingKeeper(self.world)
         self._losses = FleetFailureRate(self.world)
         self._rulebook = Rulebook(self.world, self.settings.rules)
         self.scheduler = Scheduler(self.policy, feasibility=self.feasibility)
@@ -156,6 +159,7 @@ class Controller:
             self._publish_epochs(attempt)
             self._arm(attempt, now.boot_s, fresh=True)
         self._services.touch_all()
+        self._staging.start(now.boot_s)
         ended = [job for job in sorted(self.world.jobs.values(), key=lambda job: job.seq) if job.state.terminal]
         self._ended.extend(job.id for job in ended)
         self.run_times.load(sorted(ended, key=lambda job: job.ended_s or 0.0))
@@ -185,6 +189,7 @@ class Controller:
             self._idle_limits.update(context)
             context.update_bad_nodes()
             self._services.update(context)
+            self._staging.update(context)
             context.settle_dependents()  # before the cycle, so that released jobs and new replicas can start in this step
             reconciled = len(context.change.records)
             wake_in_s = self._cycle(context)
@@ -460,6 +465,11 @@ class Controller:
             if self._speed_facts is not None:
                 scheduler.set_speed_facts(self._speed_facts.facts(records))
             scheduler.update(self.world, records, now_s, wall_s)
+            targets = scheduler.staging_targets(self.world, now_s)
+            if targets:
+                known = len(records)
+                self._staging.stage(context, targets)
+                scheduler.update(self.world, records[known:], now_s, wall_s)
             plan = scheduler.plan(self.world, now_s, wall_s)
         reported = len(records)
         for stop in plan.stops:

@@ -283,7 +283,7 @@ class _Explanation:
         scheduler = self.forecast.trial.scheduler
         entry = scheduler.entries.get(self.job.id)
         ids: Sequence[JobId] = self.search.blockers
-        if waiting.reason is WaitReasonCode.DEPENDENCY:
+        if waiting.reason in (WaitReasonCode.DEPENDENCY, WaitReasonCode.STAGING):
             ids = [one.job_id for one in self.job.unmet_dependencies if one.job_id in self.forecast.trial.snapshot.jobs]
         elif waiting.reason is WaitReasonCode.PRIORITY and entry is not None:
             ids = [scheduler.job_id_by_seq[other.seq] for other in self.forecast.jobs_ahead(entry)]
@@ -314,7 +314,8 @@ def _with_data(services: HeadServices, headline: str, job: Job, whole: bool) -> 
     if not whole or not job.spec.stages_data:
         return headline
     held = {node.id: node.datasets for node in services.store.nodes()}
-    return "; ".join([headline, *data_note(job.spec.data, job.spec.data_mode, held)[1:]])
+    now = staging_text(staging_views(live_staging(services, job, None)))
+    return "; ".join([headline, *([now] if now else []), *data_note(job.spec.data, job.spec.data_mode, held)[1:]])
 
 
 def _with_budgets(headline: str, job: Job, whole: bool) -> str:

@@ -11,9 +11,10 @@ from phalanx.api.views.records import job_view, node_view
 from phalanx.controller.maintenance_notices import latest_end_s
 from phalanx.core.access.caller import Caller
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import JobId, NodeId
+from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.state.records import NODE_POOLS, POOL_NODES
 from phalanx.core.work.attempt import Attempt, AttemptState
+from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.reservation import Reservation
 from phalanx.ports.logs import stream_key
@@ -23,6 +24,7 @@ from phalanx.wire.api.nodes import NodeView, OrderedNodeView
 from phalanx.wire.supervisor import StagingSample
 
 RUNNING_MAX = 5000  # more jobs than run at once on the largest fleet of DESIGN 6
+FIRST_EPOCH = Epoch(1)  # of a job that copies data for others: it has one attempt
 _EDGE_BYTES = 1 << 14  # read at both ends of a stream: the plan is at its start, the newest steps at its end
 
 
@@ -62,7 +64,10 @@ def _view(
 
 
 def live_staging(services: HeadServices, job: Job, attempt: Attempt | None) -> dict[NodeId, StagingSample]:
-    """Return how far the nodes are that copy the job's data; empty once its ranks are started."""
+    """Return how far the nodes are that copy the job's data, before it holds GPUs or as part of its start; empty once its ranks are started."""
+    copies = [one.job_id for one in job.unmet_dependencies if one.kind is DependencyKind.DATA]
+    if copies and job.state is JobState.PENDING:
+        return services.telemetry.staging(job.staged_on, copies[0], FIRST_EPOCH)
     if not job.spec.stages_data or attempt is None or attempt.state is not AttemptState.PLACED:
         return {}
     nodes = [grant.node_id for grant in attempt.allocation.grants]

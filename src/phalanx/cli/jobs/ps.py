@@ -18,7 +18,7 @@ from phalanx.core.units import format_duration
 from phalanx.core.work.array import parse_array
 from phalanx.core.work.job import JobState, WaitReasonCode, code_beside
 from phalanx.core.work.nearest_match import suggestion
-from phalanx.wire.api.jobs import JobView
+from phalanx.wire.api.jobs import JobView, staging_text
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -252,6 +252,8 @@ def waiting_reason(job: JobView, now_s: float) -> str:
         from phalanx.cli.jobs.begin_time import format_time
 
         return f"not before {format_time(job.begin_s, now_s)}"
+    if job.reason == WaitReasonCode.STAGING and job.staging:
+        return cells.wait_text(job.reason, staging_text(job.staging))
     return cells.wait_text(job.reason, job.detail)
 
 

@@ -16,7 +16,7 @@ from phalanx.controller.step_context import StepContext
 from phalanx.core.access.membership import belongs, is_open
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.hints import Hint, HintCode
-from phalanx.core.ids import JobId
+from phalanx.core.ids import JobId, NodeId
 from phalanx.core.lifecycle import dependencies
 from phalanx.core.lifecycle.dependencies import JobStates
 from phalanx.core.scheduling.feasibility import feasibility_request
@@ -111,6 +111,15 @@ def put_replica(context: StepContext, request: SubmitJob, replica: ReplicaPositi
     """Create a replica of a service: a job without conditions."""
     seq = context.change.new_job_seq()
     return _put_one(context, request, request.spec, (JobId(str(seq)), seq, None), ((), ""), replica)
+
+
+def put_staging_job(context: StepContext, request: SubmitJob, nodes: tuple[NodeId, ...]) -> Job:
+    """Create a job that only copies data to these nodes, for jobs that wait (`controller.data_staging`)."""
+    seq = context.change.new_job_seq()
+    job = _put_one(context, request, request.spec, (JobId(str(seq)), seq, None), ((), ""))
+    job = replace(job, staged_on=nodes)
+    context.change.put(job)
+    return job
 
 
 # ---- validation -----------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from phalanx.core.lifecycle.transitions import (
 from phalanx.core.state.relations import UserJobName
 from phalanx.core.state.world import World
 from phalanx.core.work.dependency import Dependency, DependencyKind, describe_dependencies
-from phalanx.core.work.job import Job, JobState, WaitReasonCode
+from phalanx.core.work.job import Job, JobState, WaitReasonCode, dependency_reason
 
 NEVER_RAN: Final = 143  # exit code of a job that ended before it ran; the same as for a cancelled job
 _OVER: Final = {
@@ -44,6 +44,7 @@ _OF_ONE: Final = (
     DependencyKind.AFTER_ANY,
     DependencyKind.AFTER_NOT_OK,
     DependencyKind.AFTER_CORR,
+    DependencyKind.DATA,
 )
 _OF_FAILURE: Final = (DependencyKind.AFTER_OK, DependencyKind.AFTER_NOT_OK)
 
@@ -73,7 +74,7 @@ def condition_state(kind: DependencyKind, *, alive: bool, failed: bool) -> Condi
     match kind:
         case DependencyKind.AFTER_OK | DependencyKind.AFTER_CORR:
             return ConditionState.NEVER if failed else ConditionState.OPEN if alive else ConditionState.MET
-        case DependencyKind.AFTER_ANY | DependencyKind.SINGLETON:
+        case DependencyKind.AFTER_ANY | DependencyKind.SINGLETON | DependencyKind.DATA:
             return ConditionState.OPEN if alive else ConditionState.MET
         case DependencyKind.AFTER_NOT_OK:
             return ConditionState.OPEN if alive else ConditionState.MET if failed else ConditionState.NEVER
@@ -150,7 +151,7 @@ def first_reason(
     if held:
         return WaitReasonCode.PARKED if parked else WaitReasonCode.HELD, ""
     if unmet:
-        return WaitReasonCode.DEPENDENCY, describe_dependencies(unmet)
+        return dependency_reason(unmet), describe_dependencies(unmet)
     return (WaitReasonCode.BEGIN_TIME if begin_s is not None and begin_s > now_s else WaitReasonCode.NEW), ""
 
 
@@ -293,7 +294,8 @@ def _remaining(check: _Check) -> Dependency:
 
 
 def _detail(job: Job, unmet: Sequence[Dependency]) -> str:
-    return describe_dependencies(unmet) if job.reason is WaitReasonCode.DEPENDENCY else job.detail
+    waits = job.reason in (WaitReasonCode.DEPENDENCY, WaitReasonCode.STAGING)
+    return describe_dependencies(unmet) if waits else job.detail
 
 
 def _failed(state: JobState) -> bool:

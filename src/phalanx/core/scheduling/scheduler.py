@@ -44,6 +44,7 @@ from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.quota import QuotaCharges
 from phalanx.core.scheduling.reservation_calendar import ReservationCalendar, reservation_query_of
 from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.scheduling.staging_targets import StagingTarget, StagingTargets
 from phalanx.core.state.plan import (
     Placement,
     Plan,
@@ -111,6 +112,7 @@ class Scheduler:
         self.job_id_by_seq: dict[int, JobId] = {}
         self.ineligible: dict[JobId, WaitReason] = {}
         self.pending_placements = PendingPlacements()
+        self._staging = StagingTargets()
         self.more_due = False
         self.stale = True
         self._seen_nodes: dict[NodeId, Node] = {}
@@ -198,6 +200,7 @@ class Scheduler:
             self.pending_placements,
             self._wake_times,
             self._line_changes,
+            self._staging,
         ):
             known.clear()
         self._classes.clear_throttles()
@@ -299,6 +302,12 @@ class Scheduler:
             return parked
         entry = self.entries.get(job.id)
         return None if entry is None else explain_wait(self, job, entry)
+
+    def staging_targets(self, snapshot: ClusterSnapshot, now_s: float) -> list[StagingTarget]:
+        """Waiting jobs whose data should be copied before they hold GPUs, and where. `snapshot`: as of the last `update`."""
+        if self.stale:
+            self.rebuild(snapshot, now_s)
+        return self._staging.choose(self.board, self.fleet_index, self.entries)
 
     def copy_for_trial(self) -> Scheduler:
         """A scheduler with a copy of the policy and an empty board: for what-if trials."""
@@ -463,6 +472,7 @@ class Scheduler:
         self.pending_placements.drop(job_id)
         self.pending_placements.clear_rejections(job_id)
         self._charges.stop(self.board.quotas, job_id, self._wall_s)
+        self._staging.drop(job_id)
         if entry is None:
             return
         del self.entries[job_id]
@@ -478,6 +488,7 @@ class Scheduler:
     def _sync_running(self, job: Job, attempt: Attempt, entry: JobEntry | None) -> None:
         self.ineligible.pop(job.id, None)
         self.pending_placements.clear_rejections(job.id)
+        self._staging.drop(job.id)
         if entry is None:
             entry = self._adopt(job, attempt)
         if job.checkpoints:
@@ -501,6 +512,7 @@ class Scheduler:
 
     def _sync_pending(self, snapshot: ClusterSnapshot, job: Job, entry: JobEntry | None, now_s: float) -> bool:
         self._charges.stop(self.board.quotas, job.id, self._wall_s)
+        self._staging.update(job)
         outlook = self.feasibility.checker(snapshot, self._wall_s).check_job(job)
         if outlook.never:  # off the board, where it would hold back others
             wait: WaitReason | None = WaitReason(reason=WaitReasonCode.NEVER, detail=outlook.detail)

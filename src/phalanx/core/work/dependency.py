@@ -20,21 +20,23 @@ _HINT: Final = "write 17, afterok:17:18, afterany:17, afternotok:17, aftercorr:1
 
 
 class DependencyKind(enum.StrEnum):
-    """Slurm's kinds of dependency, with the same meaning."""
+    """Slurm's kinds of dependency, with the same meaning; and DATA, which only Phalanx sets: the job has copied data, or has failed to."""
 
     AFTER_OK = "afterok"  # the job succeeded
     AFTER_ANY = "afterany"  # the job ended, with any result
     AFTER_NOT_OK = "afternotok"  # the job ended without success
     AFTER_CORR = "aftercorr"  # array elements: the element of the same index succeeded
     SINGLETON = "singleton"  # every earlier job of the same user and name has ended
+    DATA = "data"
 
 
-_KINDS: Final = tuple(kind.value for kind in DependencyKind)
+_KINDS: Final = tuple(kind.value for kind in DependencyKind if kind is not DependencyKind.DATA)
 _WAITS_FOR: Final = {
     DependencyKind.AFTER_OK: "job {} to succeed",
     DependencyKind.AFTER_ANY: "job {} to end",
     DependencyKind.AFTER_NOT_OK: "job {} to end without success",
     DependencyKind.AFTER_CORR: "job {} to succeed",
+    DependencyKind.DATA: "job {} to copy its data",
     DependencyKind.SINGLETON: "earlier jobs of its name and user to end",
 }
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
-from phalanx.core.work.dependency import ArrayPosition, Dependency
+from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKind
 from phalanx.core.work.pace import MeasuredPace
 from phalanx.core.work.service_terms import ReplicaPosition
 from phalanx.core.work.spec import JobSpec
@@ -58,6 +59,7 @@ class WaitReasonCode(enum.StrEnum):
     ENGINE_LIMIT = "engine_limit"  # a limit of a shared engine keeps it from starting
     MOVED = "moved"  # continues elsewhere shortly
     DEPENDENCY = "dependency"  # other jobs must end first
+    STAGING = "staging"  # its data is copied to its nodes before it holds GPUs
     BEGIN_TIME = "begin_time"  # not before the requested begin time
     ARRAY_LIMIT = "array_limit"  # the array's limit of running elements is reached
     QUOTA = "quota"  # its queue is at its quota
@@ -106,6 +108,7 @@ class Job:
         array: its position in an array; None for a single job.
         replica: the service and revision that it is a replica of; None for any other job.
         unmet_dependencies: dependencies that do not hold yet; it starts only when this is empty.
+        staged_on: nodes to which its data was copied, or is being copied, before it held GPUs; of a job that makes such a copy, its nodes.
         cancelled_by: set once a cancel is acknowledged; the job never runs again after it.
     """
 
@@ -137,6 +140,7 @@ class Job:
     array: ArrayPosition | None = None
     replica: ReplicaPosition | None = None
     unmet_dependencies: tuple[Dependency, ...] = ()
+    staged_on: tuple[NodeId, ...] = ()
     avoided_nodes: tuple[NodeId, ...] = ()
     started_s: float | None = None
     ended_s: float | None = None
@@ -152,6 +156,12 @@ class Job:
     def gpu_milli(self) -> int:
         """Thousandths of GPUs as requested, of all roles."""
         return self.spec.role.milli
+
+
+def dependency_reason(unmet: Sequence[Dependency]) -> WaitReasonCode:
+    """The reason of a job with unmet conditions: STAGING if all of them are copies of its data."""
+    staging = all(one.kind is DependencyKind.DATA for one in unmet)
+    return WaitReasonCode.STAGING if staging else WaitReasonCode.DEPENDENCY
 
 
 def code_beside(code: int | None, why: str) -> str:

@@ -39,6 +39,12 @@ CHANGES_MAX: Final = 5  # changes reported
 WAITED_JOBS_MAX: Final = 16  # jobs to wait for that are reported as a change; if there are more, see `blockers`
 PRIORITY_MAX: Final = 10_000  # the limit for a job's priority (core.work.request)
 TIME_LIMIT_MARGIN_S: Final = 120.0  # a suggested time limit ends this long before the reserved time begins
+_WAITS_OUTSIDE_QUEUE: Final = (
+    WaitReasonCode.HELD,
+    WaitReasonCode.DEPENDENCY,
+    WaitReasonCode.STAGING,
+    WaitReasonCode.BEGIN_TIME,
+)
 _NODES_TRIED: Final = (1, 2, 4, 8, 16, 32)
 _FEWER_TRIED: Final = 64
 
@@ -272,11 +278,7 @@ class CounterfactualSearch:
     def _queues(self) -> Iterator[_Candidate]:
         quotas = self.scheduler.board.quotas
         for queue in sorted(self.snapshot.queues.values(), key=lambda queue: queue.id):
-            if (
-                queue.id == self.job.queue
-                or not queue.open
-                or self.reason in (WaitReasonCode.HELD, WaitReasonCode.DEPENDENCY, WaitReasonCode.BEGIN_TIME)
-            ):
+            if queue.id == self.job.queue or not queue.open or self.reason in _WAITS_OUTSIDE_QUEUE:
                 continue
             if (
                 quotas is None

@@ -30,6 +30,7 @@ from phalanx.core.work.job import (
     Job,
     JobState,
     WaitReasonCode,
+    dependency_reason,
 )
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.share import gpus_text
@@ -74,7 +75,8 @@ def ineligibility(job: Job, queue: Queue | None, now_s: float) -> WaitReason | N
     if queue is not None and not queue.open:
         return WaitReason(reason=WaitReasonCode.QUEUE_CLOSED, detail=f"queue {queue.id} is closed")
     if job.unmet_dependencies:
-        return WaitReason(reason=WaitReasonCode.DEPENDENCY, detail=describe_dependencies(job.unmet_dependencies))
+        unmet = job.unmet_dependencies
+        return WaitReason(reason=dependency_reason(unmet), detail=describe_dependencies(unmet))
     begin_s = job.spec.begin_s
     if begin_s is not None and now_s < begin_s:
         return WaitReason(

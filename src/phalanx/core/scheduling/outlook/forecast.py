@@ -111,7 +111,7 @@ class Forecast:
                     low_s = high_s = max(0.0, job.spec.begin_s - self.now_s)
                 case WaitReasonCode.BACKOFF:
                     low_s = high_s = max(0.0, job.not_before_s - self.now_s)
-                case WaitReasonCode.DEPENDENCY:
+                case WaitReasonCode.DEPENDENCY | WaitReasonCode.STAGING:
                     low_s, high_s, unknown = self._after_parents(job, depth)
                 case _:
                     return ExpectedStart(
@@ -178,6 +178,8 @@ class Forecast:
         unknown = ""
         for one in job.unmet_dependencies:
             parent = self.trial.snapshot.jobs.get(one.job_id)
+            if one.kind is DependencyKind.DATA:
+                return low_s, NEVER, "only its nodes know how long the copy of its data takes"
             if (
                 one.kind in (DependencyKind.SINGLETON, DependencyKind.AFTER_NOT_OK)
                 or parent is None
