@@ -140,6 +140,7 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "logs.delete.remove": _AROUND,
     "blobs.open.directory": _AROUND,
     "blobs.put.create": _AROUND,
+    "blobs.put.cut": _AROUND,
     "blobs.put.write": _WRITE,
     "blobs.put.sync": _AROUND,
     "blobs.put.directory": _AROUND,

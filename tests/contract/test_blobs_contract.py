@@ -69,6 +69,60 @@ def test_an_upload_that_breaks_off_leaves_nothing(blobs, tmp_path):
     with pytest.raises(RuntimeError):
         blobs.put(DIGEST, broken())
     assert not blobs.has(DIGEST)
+
+
+def test_an_interrupted_upload_goes_on_where_it_stopped(blobs, tmp_path):
+    def broken():
+        yield CONTENT[:1000]
+        assert blobs.received(DIGEST) == 0  # another upload is in it
+        raise RuntimeError("the client went away")
+
+    with pytest.raises(RuntimeError):
+        blobs.put(DIGEST, broken())
+    again = FileBlobs(str(tmp_path / "blobs"))  # also after a restart
+    assert again.received(DIGEST) == 1000
+    assert again.put(DIGEST, chunks(CONTENT[1000:]), 1000) == len(CONTENT)
+    assert left_over(tmp_path) == []
+    with open(again.path(DIGEST), "rb") as file:
+        assert file.read() == CONTENT
+
+
+def test_bytes_that_do_not_fit_the_earlier_ones_are_refused_and_dropped(blobs, tmp_path):
+    def broken():
+        yield b"?" * 1000
+        raise RuntimeError("the client went away")
+
+    with pytest.raises(RuntimeError):
+        blobs.put(DIGEST, broken())
+    with pytest.raises(BadRequest, match="not here"):
+        blobs.put(DIGEST, chunks(CONTENT[2000:]), 2000)
+    assert blobs.received(DIGEST) == 1000
+    with pytest.raises(BadRequest, match="hash"):
+        blobs.put(DIGEST, chunks(CONTENT[1000:]), 1000)
+    assert (blobs.received(DIGEST), left_over(tmp_path)) == (0, [])
+    assert blobs.put(DIGEST, chunks()) == len(CONTENT)
+
+
+def test_two_uploads_of_one_blob_at_once_both_succeed(blobs, tmp_path):
+    def first():
+        yield CONTENT[:1000]
+        assert blobs.put(DIGEST, chunks()) == len(CONTENT)
+        yield CONTENT[1000:]
+
+    assert blobs.put(DIGEST, first()) == len(CONTENT)
+    assert left_over(tmp_path) == []
+
+
+def test_what_an_upload_left_is_dropped_after_a_day(blobs, tmp_path):
+    def broken():
+        yield CONTENT[:1000]
+        raise RuntimeError("the client went away")
+
+    with pytest.raises(RuntimeError):
+        blobs.put(DIGEST, broken())
+    (name,) = left_over(tmp_path)
+    os.utime(tmp_path / "blobs" / name, (0, 0))
+    blobs.put(hashlib.sha256(b"x").hexdigest(), iter((b"x",)))
     assert left_over(tmp_path) == []
 
 

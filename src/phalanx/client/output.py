@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import inf
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, cast
 
 from phalanx.client.api_calls import (
     ApiCalls,
@@ -15,7 +16,7 @@ from phalanx.client.api_calls import (
 )
 from phalanx.client.event_stream import Event, follow_stream
 from phalanx.client.transport import REPLY_TIMEOUT_S, Retry, unreachable_error
-from phalanx.core.errors import Unreachable
+from phalanx.core.errors import BadRequest, Unreachable
 
 if TYPE_CHECKING:
     from phalanx.wire.api import output as api
@@ -23,6 +24,37 @@ else:
     api = LazyModule("phalanx.wire.api.output")
 
 _COPY_BYTES: Final = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePosition:
+    """Where the download of an archive was interrupted: at byte `offset` of the file `after`; "" for its beginning.
+
+    Files before it are sent again if they changed after `since_s` (Unix seconds of the head's clock).
+    """
+
+    after: str = ""
+    offset: int = 0
+    since_s: float = 0.0
+
+    def query(self) -> dict[str, str | int | None]:
+        """The position as parameters of a request."""
+        since_ms = int(self.since_s * 1000) or None
+        return {"digests": 1, "after": self.after or None, "offset": self.offset or None, "since_ms": since_ms}
+
+
+class _FileFrom:
+    """A file as the body of a request, from `offset` on."""
+
+    def __init__(self, file: IO[bytes], offset: int) -> None:
+        self._file, self._offset = file, offset
+        self.seek(0)
+
+    def read(self, size: int = -1) -> bytes:
+        return self._file.read(size)
+
+    def seek(self, position: int) -> int:
+        return self._file.seek(self._offset + position)
 
 
 class OutputsApi(ApiCalls):
@@ -83,18 +115,35 @@ class OutputsApi(ApiCalls):
         )
 
     def download_archive(
-        self, job_id: str, out: IO[bytes], path: str = "", *, on_size: Callable[[int], None] | None = None
+        self,
+        job_id: str,
+        out: IO[bytes],
+        path: str = "",
+        *,
+        on_size: Callable[[int], None] | None = None,
+        on_time: Callable[[float], None] | None = None,
+        rest: ArchivePosition | None = None,
     ) -> int:
         """Write a tar archive of a job's outputs to `out`; return its size in bytes.
 
-        `on_size` is called before the first byte with the expected size, if the head knows it.
+        Args:
+            job_id: the job, or an element of an array.
+            out: is written to.
+            path: only this file or folder.
+            on_size: called before the first byte with the expected size, if the head knows it.
+            on_time: called before that with the head's clock, if the archive has the SHA-256 of each file, which it has if `rest` is given.
+            rest: where an earlier download was interrupted; only what is missing follows.
 
         Raises:
             Unreachable: the connection broke; `out` holds an incomplete archive.
         """
-        path = f"/v1/jobs/{path_segment(job_id)}/files/archive" + query_string({"path": path or None})
+        path = f"/v1/jobs/{path_segment(job_id)}/files/archive" + query_string(
+            {"path": path or None, **({} if rest is None else rest.query())}
+        )
         reply, written = self._open(path), 0
-        expected = reply.headers.get(api.ARCHIVE_BYTES_HEADER, "")
+        begun, expected = (reply.headers.get(name, "") for name in (api.ARCHIVE_TIME_HEADER, api.ARCHIVE_BYTES_HEADER))
+        if on_time is not None and begun:
+            on_time(float(begun))
         if on_size is not None and expected.isdecimal():
             on_size(int(expected))
         try:
@@ -109,21 +158,52 @@ class OutputsApi(ApiCalls):
 
     def has_blob(self, sha256: str) -> bool:
         """Return whether the head has an upload already."""
+        return self.missing_from(sha256) is None
+
+    def missing_from(self, sha256: str) -> int | None:
+        """Return from which byte on the head lacks an upload, after an interrupted one; None if it has all of it."""
         from phalanx.core.errors import NotFound
 
+        found: list[str] = []
         try:
-            self.transport.json("HEAD", f"/v1/blobs/{path_segment(sha256)}")
+            self.transport.send(
+                "HEAD",
+                f"/v1/blobs/{path_segment(sha256)}",
+                None,
+                idempotent=True,
+                on_headers=lambda headers: found.append(headers.get(api.BLOB_RECEIVED_HEADER) or "0"),
+            )
         except NotFound:
-            return False
-        return True
+            return int(found[-1]) if found[-1].isdecimal() else 0
+        return None
 
-    def upload(self, file: IO[bytes], sha256: str, size_bytes: int) -> None:
-        """Upload a file unless the head has it. It is read from its current position."""
-        if self.has_blob(sha256):
-            return
-        headers = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}
-        path = f"/v1/blobs/{path_segment(sha256)}"
-        self.transport.send("PUT", path, file, idempotent=False, headers=headers, timeout_s=REPLY_TIMEOUT_S)
+    def upload(
+        self, file: IO[bytes], sha256: str, size_bytes: int, *, watch: Callable[[IO[bytes]], IO[bytes]] | None = None
+    ) -> None:
+        """Upload a file unless the head has it; only what is missing after an interrupted upload.
+
+        Args:
+            file: is read from its beginning.
+            sha256: of the whole file.
+            size_bytes: of the whole file.
+            watch: makes the body of the request from the file, which is at the first byte to send.
+        """
+        for attempt in range(2):
+            offset = self.missing_from(sha256)
+            if offset is None:
+                return
+            offset = offset if attempt == 0 and offset <= size_bytes else 0
+            body = cast("IO[bytes]", _FileFrom(file, offset))
+            headers = {"Content-Length": str(size_bytes - offset), "Content-Type": "application/octet-stream"}
+            path = f"/v1/blobs/{path_segment(sha256)}" + query_string({"offset": offset or None})
+            sent = watch(body) if watch is not None else body
+            try:
+                self.transport.send("PUT", path, sent, idempotent=False, headers=headers, timeout_s=REPLY_TIMEOUT_S)
+            except BadRequest:
+                if not offset:  # else the earlier bytes were others, or are gone: the head has dropped them
+                    raise
+            else:
+                return
 
     def _open(self, path: str) -> http.client.HTTPResponse:
         retry = Retry(self.transport)

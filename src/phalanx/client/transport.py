@@ -156,8 +156,9 @@ class Transport:
         idempotent: bool,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        on_headers: Callable[[http.client.HTTPMessage], None] | None = None,
     ) -> bytes:
-        """Send a request with any body. A body that can be read only once must not be retried."""
+        """Send a request with any body. A body that can be read only once must not be retried. `on_headers` gets those of the reply, also of a refusal."""
         retry = Retry(self)
         url = ""
         while True:
@@ -179,6 +180,8 @@ class Transport:
                 )
                 continue
             self._reached = True
+            if on_headers is not None:
+                on_headers(reply.headers)
             if reply.status < 400:
                 return payload
             refusal = error_from_reply(reply.status, payload, f"{method} {path.partition('?')[0]}")

@@ -9,11 +9,15 @@ from typing import Protocol
 class Blobs(Protocol):
     """Content-addressed storage: equal bytes are stored once, and the content under a name never changes."""
 
-    def put(self, sha256: str, chunks: Iterator[bytes]) -> int:
-        """Store the bytes and return their count; durable when this returns.
+    def received(self, sha256: str) -> int:
+        """Bytes of an interrupted upload of the blob, on which `put` can go on; 0 for none."""
+        ...
+
+    def put(self, sha256: str, chunks: Iterator[bytes], offset: int = 0) -> int:
+        """Store the bytes from `offset` on and return the count of all; durable when this returns.
 
         Raises:
-            BadRequest: the bytes have another hash.
+            BadRequest: the bytes have another hash, or fewer than `offset` are here.
             StoreRefused: the disk is full.
         """
         ...

@@ -19,6 +19,7 @@ from phalanx.api.http.bodies import json_response
 from phalanx.api.http.errors import SlowBody
 from phalanx.api.http.routing import (
     MediaType,
+    NonNegative,
     RouteDeclaration,
     RouteTable,
     body_too_large,
@@ -34,7 +35,7 @@ from phalanx.core.errors import BadRequest, NotFound, NotPermitted, NotSignedIn,
 from phalanx.core.ids import UserId
 from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.users import Action
-from phalanx.wire.api.output import BlobReply
+from phalanx.wire.api.output import BLOB_RECEIVED_HEADER, BlobReply
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _AHEAD: Final = 16  # pieces of at most 64 KiB between the socket and the disk
@@ -54,19 +55,20 @@ routes = RouteTable()
 
 @routes.add("HEAD", "/v1/blobs/{sha256}", RouteDeclaration(action=Action.SUBMIT))
 async def has_blob(request: Request, sha256: str) -> Response:
-    """Answer 200 if the blob is stored, else 404."""
+    """Answer 200 if the blob is stored, else 404, with the bytes of an interrupted upload."""
     services = runtime_of(request).services
     if not await run_in_thread(services.blobs.has, checked_sha256(sha256)):
-        return Response(status_code=404)
+        received = await run_in_thread(services.blobs.received, sha256)
+        return Response(status_code=404, headers={BLOB_RECEIVED_HEADER: str(received)})
     return Response(status_code=200)
 
 
 @routes.put("/v1/blobs/{sha256}", Action.SUBMIT, body=MediaType.BYTES, reply=BlobReply, body_limit="blob_bytes")
-async def put_blob(request: Request, sha256: str) -> Response:
-    """Store a blob under its SHA-256. Refused if the bytes have another SHA-256."""
+async def put_blob(request: Request, sha256: str, offset: NonNegative = 0) -> Response:
+    """Store a blob under its SHA-256, or what follows the `offset` bytes of an interrupted upload. Refused if the whole has another SHA-256."""
     services = runtime_of(request).services
     with _upload_slot(caller_of(request).user):
-        size = await _stream_in(request, services, checked_sha256(sha256))
+        size = await _stream_in(request, services, checked_sha256(sha256), offset)
     await runtime_of(request).record_call(f"{size} bytes")
     return json_response(BlobReply(sha256=sha256, bytes=size))
 
@@ -96,18 +98,18 @@ def checked_sha256(sha256: str) -> str:
     return sha256
 
 
-async def _stream_in(request: Request, services: HeadServices, sha256: str) -> int:
+async def _stream_in(request: Request, services: HeadServices, sha256: str, offset: int) -> int:
     """Pass the body to the blob store's thread in pieces, at most _AHEAD ahead of the disk."""
     pieces: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=_AHEAD)
     if _uploads.locked():
         raise TryLater(f"{UPLOADS_MAX} uploads are already running", hint="try again in a moment")
     async with _uploads:
         writing = asyncio.get_running_loop().run_in_executor(
-            _THREADS, lambda: services.blobs.put(sha256, _pieces_of(pieces))
+            _THREADS, lambda: services.blobs.put(sha256, _pieces_of(pieces), offset)
         )
         ending: Exception | None = BadRequest(f"blob {sha256[:12]}: the upload was interrupted", hint="send it again")
         try:
-            ending = await _reauthorized(request, _pass_on(request, services, pieces, writing))
+            ending = await _reauthorized(request, _pass_on(request, services, pieces, writing, offset))
         finally:
             # In every case the writer must receive an end, or it would wait forever.
             while not writing.done():
@@ -159,6 +161,7 @@ async def _pass_on(
     services: HeadServices,
     pieces: queue.Queue[bytes | Exception | None],
     writing: asyncio.Future[int],
+    offset: int,
 ) -> Exception | None:
     """Pass the body to the writer until it ends. Returns the error to answer with, or None."""
     clock, limit = services.clock, services.limits.blob_bytes
@@ -182,7 +185,7 @@ async def _pass_on(
                 f"{request.url.path}: {format_bytes(size)} came in {format_duration(waited_s)}; an upload must send {format_bytes(MIN_BYTES_PER_S)} in a second",
                 hint="use a faster connection, or upload fewer bytes",
             )
-        if size > limit:
+        if offset + size > limit:
             return body_too_large(request, limit)
         while piece and not writing.done():
             try:

@@ -11,15 +11,15 @@ from starlette.responses import Response, StreamingResponse
 from phalanx.api.auth.authenticator import authorize_job
 from phalanx.api.http.bodies import json_response
 from phalanx.api.http.paging import fitting
-from phalanx.api.http.routing import MediaType, RouteTable
+from phalanx.api.http.routing import MediaType, NonNegative, RouteTable
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.views.removed_files import removal_note
 from phalanx.core.errors import NotFound
 from phalanx.core.ids import JobId
 from phalanx.core.work.retention import RetainedFiles
 from phalanx.core.work.users import Action
-from phalanx.store.outputs.folder import archive_bytes, list_folder, tar_archive
-from phalanx.wire.api.output import ARCHIVE_BYTES_HEADER, FilesReply
+from phalanx.store.outputs.folder import ArchiveRest, archive_bytes, list_folder, tar_archive
+from phalanx.wire.api.output import ARCHIVE_BYTES_HEADER, ARCHIVE_TIME_HEADER, FilesReply
 
 routes = RouteTable()
 
@@ -35,12 +35,28 @@ async def list_files(request: Request, job_id: JobId, path: str = "") -> Respons
 
 
 @routes.get("/v1/jobs/{job_id}/files/archive", Action.VIEW_OUTPUT, reply=MediaType.TAR)
-async def archive_files(request: Request, job_id: JobId, path: str = "") -> Response:
-    """Stream a job's outputs, or one file or folder of them, as a tar archive."""
+async def archive_files(
+    request: Request,
+    job_id: JobId,
+    path: str = "",
+    after: str = "",
+    offset: NonNegative = 0,
+    since_ms: NonNegative = 0,
+    digests: NonNegative = 0,
+) -> Response:
+    """Stream a job's outputs, or one file or folder of them, as a tar archive.
+
+    An interrupted download goes on at byte `offset` of the file `after`; of the files before it, only those follow that changed after `since_ms` (Unix milliseconds).
+    With `digests=1` the archive has the SHA-256 of each file.
+    """
     folder = _folder(request, job_id)
-    pieces = await run_in_thread(tar_archive, folder, path)
-    headers = {"content-disposition": f'attachment; filename="job-{job_id}.tar"'}
-    size = await run_in_thread(archive_bytes, folder, path)
+    rest = ArchiveRest(after, offset, since_ms / 1000, digests=bool(digests))
+    headers = {
+        "content-disposition": f'attachment; filename="job-{job_id}.tar"',
+        ARCHIVE_TIME_HEADER: repr(runtime_of(request).services.clock.now_s()),
+    }
+    size = await run_in_thread(archive_bytes, folder, path, rest)
+    pieces = await run_in_thread(tar_archive, folder, path, rest)
     if size is not None:
         headers[ARCHIVE_BYTES_HEADER] = str(size)
     return StreamingResponse(pieces, media_type=MediaType.TAR.value, headers=headers)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import stat
 import sys
 import tarfile
 import threading
 import time
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
 import click
@@ -15,12 +18,14 @@ from phalanx.cli.cells import bar, percent
 from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
+from phalanx.cli.jobs.download_journal import DownloadJournal
 from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.terminal import Terminal, strip_control, terminal, truncate
-from phalanx.core.errors import BadFile, NotFound, PhalanxError
+from phalanx.core.errors import BadFile, NotFound, PhalanxError, Unreachable
 from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.array import parse_array
 from phalanx.core.work.job import JobState
+from phalanx.wire.api.output import ARCHIVE_OFFSET, ARCHIVE_SHA256
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -28,6 +33,9 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES: Final = 1 << 20
 _BAR: Final = 20  # columns
+PART: Final = ".part"  # end of the name of a file that is not complete
+_FAILURES_MAX: Final = 5  # broken downloads one after the other that brought nothing
+_PAUSE_S: Final = 1.0
 _PROGRESS_AFTER_S: Final = 0.7  # short downloads print no progress
 
 
@@ -37,6 +45,8 @@ _PROGRESS_AFTER_S: Final = 0.7  # short downloads print no progress
 @click.option("--path", default="", metavar="PATH", help="Only this file or folder of the outputs.")
 def get(job: str, dest: str | None, path: str) -> None:
     """Download the outputs of a job into DEST (default: job-N). Replaces files of the same name.
+
+    Run it again after an interruption: it goes on, and sends no byte twice. The SHA-256 of each file is checked.
 
     Of an array, every element that has started gets a folder of its own: DEST/17_0, DEST/17_1, ...
     """
@@ -50,7 +60,7 @@ def get(job: str, dest: str | None, path: str) -> None:
         label = f"element {place} of {len(elements)}: " if found.states else ""
         target = os.path.join(folder, element) if found.states else folder
         try:
-            fetched = _fetch(head, element, path, target, label=label)
+            fetched = _fetch(head, found, element, path, target, label=label)
         except NotFound:
             if not found.states:  # not every element has that file, or any
                 raise
@@ -82,17 +92,55 @@ def _no_files(job: JobView, path: str) -> NotFound:
     )
 
 
-def _fetch(head: Client, job_id: str, path: str, folder: str, *, label: str) -> ArchiveExtractor:
+def _fetch(head: Client, job: JobView, job_id: str, path: str, folder: str, *, label: str) -> DownloadJournal:
+    """Download and unpack, on from where an earlier command or a broken connection stopped; return the totals."""
+    journal = DownloadJournal(folder, f"{job_id} {job.submit_s} {path}")
+    failures = 0
+    try:
+        while True:
+            before = _progress_of(journal, folder)
+            try:
+                _fetch_rest(head, job_id, path, folder, journal, label=label)
+            except NotFound:
+                if not journal.after:
+                    journal.finish()
+                raise
+            except (Unreachable, IncompleteDownload):
+                failures = failures + 1 if _progress_of(journal, folder) == before else 0
+                if failures >= _FAILURES_MAX:
+                    raise
+                time.sleep(_PAUSE_S)
+            else:
+                journal.finish()
+                return journal
+    finally:
+        journal.close()
+
+
+def _progress_of(journal: DownloadJournal, folder: str) -> tuple[str, int]:
+    """Return the file that is received and how many bytes of it are here."""
+    try:
+        seen = os.lstat(os.path.join(folder, f"{os.path.normpath(journal.after)}{PART}")) if journal.after else None
+    except OSError:
+        seen = None
+    return journal.after, seen.st_size if seen is not None and stat.S_ISREG(seen.st_mode) else 0
+
+
+def _fetch_rest(head: Client, job_id: str, path: str, folder: str, journal: DownloadJournal, *, label: str) -> None:
     """Unpack during the download: a thread writes the archive into a pipe, and it is read from the other end."""
     read_end, write_end = os.pipe()
     errors: list[PhalanxError] = []
+    _, offset = _progress_of(journal, folder)
+    rest = journal.position(offset)
     with open(read_end, "rb", buffering=0) as source:
-        progress = ProgressReader(source, label=label)
+        progress = ProgressReader(source, label=label, had_bytes=journal.bytes + offset)
 
         def receive() -> None:
             with open(write_end, "wb", buffering=0) as out:
                 try:
-                    head.download_archive(job_id, out, path, on_size=progress.expect)
+                    head.download_archive(
+                        job_id, out, path, on_size=progress.expect, on_time=journal.set_time, rest=rest
+                    )
                 except PhalanxError as error:
                     errors.append(error)
                 except BrokenPipeError:
@@ -100,23 +148,24 @@ def _fetch(head: Client, job_id: str, path: str, folder: str, *, label: str) -> 
 
         thread = threading.Thread(target=receive, name="fetch", daemon=True)
         thread.start()
-        fetched = ArchiveExtractor(folder, progress)
         try:
-            fetched.run()
+            ArchiveExtractor(folder, progress, journal).run()
         except BadFile:
             if not errors:
                 raise
     thread.join()
     if errors:
         raise errors[0]
-    return fetched
 
 
 class ProgressReader:
-    """A reader that shows a progress bar on a terminal if the download takes long."""
+    """A reader that shows a progress bar on a terminal if a download or an upload takes long. `had_bytes`: what an earlier one brought."""
 
-    def __init__(self, source: IO[bytes], *, label: str = "", screen: Terminal | None = None) -> None:
+    def __init__(
+        self, source: IO[bytes], *, label: str = "", screen: Terminal | None = None, had_bytes: int = 0
+    ) -> None:
         self._source = source
+        self._had_bytes = had_bytes
         self._label = label
         self._screen = screen or terminal(sys.stderr)
         self._begun = self._drawn = time.monotonic()
@@ -140,14 +189,20 @@ class ProgressReader:
             self._drawn, self._shown = now, True
         return data
 
+    def seek(self, position: int) -> int:
+        """Go back in a source that is sent again."""
+        self._bytes = 0
+        return self._source.seek(position)
+
     def line(self, elapsed_s: float) -> str:
         """Return the progress: `[bar] 45%  540 MiB of 1.2 GiB, 110 MiB/s, 6.0s left`; without a known size the bytes and the rate."""
         rate = self._bytes / max(elapsed_s, 1e-3)
+        done, whole = self._had_bytes + self._bytes, self._had_bytes + self._expected
         if not self._expected:
-            return f"{self._label}{format_bytes(self._bytes)} downloaded, {format_bytes(rate)}/s"
-        share = min(1.0, self._bytes / self._expected)
+            return f"{self._label}{format_bytes(done)} downloaded, {format_bytes(rate)}/s"
+        share = min(1.0, done / whole)
         left = f", {format_duration((self._expected - self._bytes) / rate)} left" if rate and share < 1.0 else ""
-        amount = f"{format_bytes(self._bytes)} of {format_bytes(self._expected)}, {format_bytes(rate)}/s{left}"
+        amount = f"{format_bytes(done)} of {format_bytes(whole)}, {format_bytes(rate)}/s{left}"
         return f"{self._label}{bar(share, _BAR, self._screen)} {percent(share)}  {amount}"
 
     def clear(self) -> None:
@@ -157,16 +212,37 @@ class ProgressReader:
             sys.stderr.flush()
 
 
+class IncompleteDownload(BadFile):
+    """The archive ended early, or a file of it has other bytes than at the head: what is missing can be downloaded again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ReceivedFile:
+    """A file that is written under its temporary name."""
+
+    place: str
+    size: int
+    sha256: str
+    again: bool
+
+
 class ArchiveExtractor:
     """Unpacks a tar stream into a folder. Nothing is written outside: no `..`, no absolute names, no links to the outside.
 
     Python 3.11.2 has no extraction filters yet, so they are implemented here: only folders, files and links within the folder. A file is
-    written under a temporary name and renamed, so that an interrupted download leaves no partial file.
+    written under a temporary name, and renamed when it is complete and, if the archive has its SHA-256, that matches.
+
+    Args:
+        folder: made if missing.
+        source: of the archive.
+        journal: of what is received, to go on after an interruption; None for an archive that is always whole.
     """
 
-    def __init__(self, folder: str, source: ProgressReader) -> None:
-        self.files = 0
-        self.bytes = 0
+    def __init__(self, folder: str, source: ProgressReader, journal: DownloadJournal | None = None) -> None:
+        self.files = 0 if journal is None else journal.files
+        self.bytes = 0 if journal is None else journal.bytes
+        self._journal = journal
+        self._received: _ReceivedFile | None = None
         self._root = os.path.realpath(folder)
         self._source = source
         self._links: list[tuple[str, str]] = []
@@ -180,9 +256,13 @@ class ArchiveExtractor:
         try:
             with tarfile.open(fileobj=self._source, mode="r|") as archive:  # type: ignore[call-overload]  # has read(), all it needs
                 for member in archive:
+                    self._complete_file(member.pax_headers.get(ARCHIVE_SHA256, ""))
                     self._member(archive, member)
+            self._complete_file("")
         except tarfile.ReadError as error:
-            raise BadFile(f"the download is incomplete: {error}", hint="run the same command again") from None
+            raise IncompleteDownload(
+                f"the download is incomplete: {error}", hint="run the same command again"
+            ) from None
         except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             raise BadFile(
                 f"the download is not a valid archive: {strip_control(str(error))[:200]}",
@@ -198,6 +278,8 @@ class ArchiveExtractor:
                 _unlink(place)
                 self.files -= 1
                 warn(f"left out: {strip_control(name)} (a link to {strip_control(target)}, outside the folder)")
+        if self._journal is not None:
+            self._journal.files, self._journal.bytes = self.files, self.bytes
 
     def _member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         name = os.path.normpath(member.name)
@@ -220,10 +302,19 @@ class ArchiveExtractor:
         place = self._place(name)
         source = archive.extractfile(member)
         assert source is not None  # it is a regular file
-        part = f"{place}.part"
-        _unlink(part)
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
+        part = f"{place}{PART}"
+        offset = int(member.pax_headers.get(ARCHIVE_OFFSET, "0"))
+        if not offset:
+            _unlink(part)
+        again = self._journal is not None and self._journal.is_past(member.name)  # it changed since it was received
+        if self._journal is not None and not again:
+            self._journal.note(member.name, member.size, self.files, self.bytes)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if offset else os.O_CREAT | os.O_EXCL)
+        sha256 = hashlib.sha256()
+        with open(os.open(part, flags, 0o666), "r+b") as file:
+            _hash_start(file, offset, sha256)
             while chunk := source.read(_CHUNK_BYTES):
+                sha256.update(chunk)
                 if chunk.count(0) == len(chunk):
                     file.seek(len(chunk), os.SEEK_CUR)  # keep holes of sparse files
                 else:
@@ -232,15 +323,37 @@ class ArchiveExtractor:
             if member.mode & 0o100:
                 os.fchmod(file.fileno(), 0o777 & ~_umask())
         os.utime(part, (member.mtime, member.mtime))
+        self._received = _ReceivedFile(place, offset + member.size, sha256.hexdigest(), again)
+
+    def _complete_file(self, sha256: str) -> None:
+        """Give the last file its name. `sha256`: of the whole file at the head, "" if the archive does not have it.
+
+        Raises:
+            IncompleteDownload: the file has other bytes, or the archive ended before its SHA-256; or a folder has its name.
+        """
+        received, self._received = self._received, None
+        if received is None:
+            return
+        part = f"{received.place}{PART}"
+        if self._journal is not None and self._journal.since_s and not sha256:
+            raise IncompleteDownload("the download is incomplete: it ended early", hint="run the same command again")
+        if sha256 and sha256 != received.sha256:
+            _unlink(part)
+            raise IncompleteDownload(
+                f"{strip_control(received.place)} has other bytes than at the head; it changed meanwhile, or here",
+                hint="run the same command again",
+            )
         try:
-            os.replace(part, place)
+            os.replace(part, received.place)
         except IsADirectoryError:
             _unlink(part)
             raise BadFile(
-                f"{strip_control(place)} is a folder here and a file in the outputs", hint="use an empty folder"
+                f"{strip_control(received.place)} is a folder here and a file in the outputs",
+                hint="use an empty folder",
             ) from None
-        self.files += 1
-        self.bytes += member.size
+        if not received.again:
+            self.files += 1
+            self.bytes += received.size
 
     def _link(self, name: str, target: str) -> None:
         inside = os.path.normpath(os.path.join(os.path.dirname(name), target))
@@ -269,6 +382,15 @@ class ArchiveExtractor:
         if os.path.realpath(parent) != parent:
             raise BadFile(f"{parent} contains a link", hint="use an empty folder")
         return place
+
+
+def _hash_start(file: IO[bytes], offset: int, sha256: hashlib._Hash) -> None:
+    """Hash the bytes that are here, and leave the file at their end."""
+    left = offset
+    while left and (piece := file.read(min(_CHUNK_BYTES, left))):
+        sha256.update(piece)
+        left -= len(piece)
+    file.seek(offset)
 
 
 def _unlink(path: str) -> None:

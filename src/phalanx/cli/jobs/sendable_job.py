@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 from phalanx.cli.cells import count
 from phalanx.cli.connection import shares_file_system
@@ -13,6 +13,7 @@ from phalanx.core.units import format_bytes
 
 if TYPE_CHECKING:
     from phalanx.client import Client
+    from phalanx.client.workdir_archive import WorkdirArchive
     from phalanx.core.work.spec import JobSpec
 
 
@@ -47,8 +48,9 @@ def _send_copy(head: Client, spec: JobSpec) -> dict[str, object]:
         listed = spec.packages_file
         if listed and read_archive_member(packed, listed) is None:
             raise BadFile(f"{listed}: not in the copy of {spec.workdir}", hint="check whether a .gitignore excludes it")
-        if not head.has_blob(packed.sha256):
-            head.upload(packed.file, packed.sha256, packed.bytes)
+        missing = head.missing_from(packed.sha256)
+        if missing is not None:
+            _upload(head, packed, missing)
             warn(f"uploaded a copy of {spec.workdir}: {count(packed.files, 'file')}, {format_bytes(packed.bytes)}")
         found = spec.requirements or (
             ""
@@ -58,3 +60,21 @@ def _send_copy(head: Client, spec: JobSpec) -> dict[str, object]:
         return {"upload": packed.sha256, **({"requirements": found} if found else {})}
     finally:
         packed.close()
+
+
+def _upload(head: Client, packed: WorkdirArchive, had_bytes: int) -> None:
+    """Upload the archive with a progress bar, on from where an interrupted upload stopped."""
+    from phalanx.cli.jobs.get import ProgressReader
+
+    bars: list[ProgressReader] = []
+
+    def watch(body: IO[bytes]) -> IO[bytes]:
+        bars.append(ProgressReader(body, label="upload: ", had_bytes=had_bytes))
+        bars[-1].expect(packed.bytes - had_bytes)
+        return cast("IO[bytes]", bars[-1])
+
+    try:
+        head.upload(packed.file, packed.sha256, packed.bytes, watch=watch)
+    finally:
+        for one in bars:
+            one.clear()

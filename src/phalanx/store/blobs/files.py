@@ -1,4 +1,7 @@
-"""The Blobs port on files: <root>/<first two digits>/<sha256>, written to a temporary file, checked, synced, and then renamed."""
+"""The Blobs port on files: <root>/<first two digits>/<sha256>, written to a temporary file, checked, synced, and then renamed.
+
+The temporary file of an interrupted upload stays for a day, and the next upload of the same blob goes on in it.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,31 @@ import fcntl
 import hashlib
 import os
 import re
-import tempfile
+import secrets
 import threading
+import time
 from collections.abc import Iterator
 from typing import Final
 
 from phalanx.core.errors import BadRequest, NotFound
-from phalanx.durable_files import make_directory, remove_file, rename_path, sync_directory, sync_file, write_at
+from phalanx.durable_files import (
+    create_file,
+    make_directory,
+    remove_file,
+    rename_path,
+    sync_directory,
+    sync_file,
+    truncate_file,
+    write_at,
+)
 from phalanx.failpoints import around
 from phalanx.ports.store import StoreRefused
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY: Final = ".coming-"
+_PARTIAL: Final = ".partial-"
+_PARTIAL_KEPT_S: Final = 86400.0
+_READ_BYTES: Final = 1 << 20
 _FOLDER_DIGITS: Final = 2  # of the hash, in the name of its folder
 
 
@@ -42,27 +58,63 @@ class FileBlobs:
         except OSError as error:
             raise _refusal(error, self._root) from error
 
-    def put(self, sha256: str, chunks: Iterator[bytes]) -> int:
+    def received(self, sha256: str) -> int:
+        """Bytes of an interrupted upload of the blob, on which `put` can go on; 0 for none, and while another upload is in it."""
+        if _SHA256.fullmatch(sha256) is None:
+            return 0
+        try:
+            fd = os.open(self._partial(sha256), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return 0
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return os.fstat(fd).st_size
+        except BlockingIOError:
+            return 0
+        finally:
+            os.close(fd)
+
+    def put(self, sha256: str, chunks: Iterator[bytes], offset: int = 0) -> int:
         """Store the bytes and return their count; durable when this returns. If the blob exists, the bytes are only compared.
+
+        Args:
+            sha256: of the whole blob.
+            chunks: the bytes from `offset` on.
+            offset: bytes that an interrupted upload brought, as `received` says.
 
         Raises:
             BadRequest: the bytes have another hash, or the name is not a hash.
             StoreRefused: the disk is full or failed.
         """
         _check_name(sha256)
-        if self.has(sha256):
+        if offset == 0 and self.has(sha256):
             return self._compare(sha256, chunks)
+        self._drop_old_partials()
         try:
-            with around("blobs.put.create"):
-                fd, temporary = tempfile.mkstemp(dir=self._root, prefix=_TEMPORARY)
+            fd, temporary = self._open_partial(sha256)
         except OSError as error:
             raise _refusal(error, self._root) from error
+        whole = False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)  # marks the file as in use for the sweep of another process
-            size = _write(fd, sha256, chunks)
+            if os.fstat(fd).st_size < offset:
+                raise BadRequest(
+                    f"upload {sha256[:12]}: the bytes that were sent before are not here", hint="send it from its start"
+                )
+            truncate_file("blobs.put", fd, offset)
+            digest, size = _hash_start(fd, offset)
+            for chunk in chunks:
+                write_at("blobs.put", fd, chunk, size)
+                digest.update(chunk)
+                size += len(chunk)
+            whole = True
+            _check_hash(sha256, digest.hexdigest())
+            sync_file("blobs.put", fd)
             self._publish(temporary, sha256)
         except BaseException as error:
-            _discard(temporary)
+            if whole or isinstance(
+                error, OSError
+            ):  # wrong bytes, or a disk that fails; an interrupted upload may go on
+                _discard(temporary)
             if isinstance(error, OSError):
                 raise _refusal(error, self._root) from error
             raise
@@ -121,6 +173,29 @@ class FileBlobs:
             raise NotFound(f"no upload {sha256[:64]!r}", hint="upload it again")
         return self._file(sha256)
 
+    def _partial(self, sha256: str) -> str:
+        return os.path.join(self._root, _PARTIAL + sha256)
+
+    def _open_partial(self, sha256: str) -> tuple[int, str]:
+        """Open and lock the temporary file of an upload: that of the blob, or one of its own while another upload of the blob runs."""
+        for path in (self._partial(sha256), os.path.join(self._root, _TEMPORARY + secrets.token_hex(8))):
+            fd = create_file("blobs.put", path, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # marks the file as in use, also for another process
+                if os.path.samestat(os.stat(path), os.fstat(fd)):
+                    return fd, path
+            except (BlockingIOError, FileNotFoundError):  # in use, or published in this moment
+                pass
+            os.close(fd)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+
+    def _drop_old_partials(self) -> None:
+        for name in os.listdir(self._root):
+            path = os.path.join(self._root, name)
+            with contextlib.suppress(FileNotFoundError):
+                if name.startswith(_PARTIAL) and os.stat(path).st_mtime < time.time() - _PARTIAL_KEPT_S:
+                    _remove_unless_written(path)
+
     def _file(self, sha256: str) -> str:
         return os.path.join(self._root, sha256[:2], sha256)
 
@@ -152,15 +227,14 @@ class FileBlobs:
                 _remove_unless_written(os.path.join(self._root, name))
 
 
-def _write(fd: int, sha256: str, chunks: Iterator[bytes]) -> int:
-    size, digest = 0, hashlib.sha256()
-    for chunk in chunks:
-        write_at("blobs.put", fd, chunk, size)
-        digest.update(chunk)
-        size += len(chunk)
-    _check_hash(sha256, digest.hexdigest())
-    sync_file("blobs.put", fd)
-    return size
+def _hash_start(fd: int, offset: int) -> tuple[hashlib._Hash, int]:
+    """The hash of the bytes that are here, and their count."""
+    digest, at = hashlib.sha256(), 0
+    while at < offset:
+        piece = os.pread(fd, min(_READ_BYTES, offset - at), at)
+        digest.update(piece)
+        at += len(piece)
+    return digest, at
 
 
 def _check_name(sha256: str) -> None:

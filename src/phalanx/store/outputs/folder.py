@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tarfile
@@ -10,7 +11,7 @@ from itertools import islice
 from typing import Final
 
 from phalanx.core.errors import BadRequest, NotFound
-from phalanx.wire.api.output import FileEntry, FilesReply
+from phalanx.wire.api.output import ARCHIVE_OFFSET, ARCHIVE_SHA256, FileEntry, FilesReply
 
 ENTRIES_MAX: Final = 10_000  # in one listing
 DEPTH_MAX: Final = 64
@@ -52,8 +53,46 @@ def list_folder(root: str, path: str) -> FilesReply:
     return FilesReply(path="/".join(words), entries=entries, truncated=len(names) > ENTRIES_MAX)
 
 
-def tar_archive(root: str, path: str) -> Iterator[bytes]:
-    """Return a tar archive of a folder or file under `root`, with relative names, sorted by name.
+class ArchiveRest:
+    """What is left of an archive for a receiver that has a part of it, and the digests that it checks.
+
+    Args:
+        after: name of the file at which the receiver was interrupted; files before it are left out; "" for a whole archive.
+        offset: bytes of that file that the receiver has.
+        since_s: files before it that changed after this Unix time are sent again.
+        digests: each entry has the SHA-256 of the whole file before it, in the PAX key `ARCHIVE_SHA256`, and a folder `.` ends the archive.
+    """
+
+    def __init__(self, after: str = "", offset: int = 0, since_s: float = 0.0, *, digests: bool = False) -> None:
+        self._after = tuple(after.split("/")) if after else ()
+        self._offset = offset
+        self._since_s = since_s
+        self._sha256 = ""
+        self.digests = digests
+
+    def has(self, shown: str, seen: os.stat_result) -> bool:
+        """Whether the receiver has this entry. Links cost nothing and are sent again."""
+        if not self._after or tuple(shown.split("/")) >= self._after or stat.S_ISLNK(seen.st_mode):
+            return False
+        return stat.S_ISDIR(seen.st_mode) or seen.st_ctime <= self._since_s
+
+    def offset_in(self, shown: str, size: int) -> int:
+        """Bytes of this file that the receiver has; 0 if the file is shorter by now."""
+        return self._offset if self._offset <= size and tuple(shown.split("/")) == self._after else 0
+
+    def set_digest(self, sha256: str) -> None:
+        """Keep the digest of a file for the next entry."""
+        self._sha256 = sha256
+
+    def take_headers(self, offset: int = 0) -> dict[str, str]:
+        """PAX headers of the next entry, of which the receiver has `offset` bytes."""
+        found = {ARCHIVE_SHA256: self._sha256} if self._sha256 else {}
+        self._sha256 = ""
+        return found | ({ARCHIVE_OFFSET: str(offset)} if offset else {})
+
+
+def tar_archive(root: str, path: str, rest: ArchiveRest | None = None) -> Iterator[bytes]:
+    """Return a tar archive of a folder or file under `root`, with relative names, sorted by name; or only the `rest` of it.
 
     A file keeps the size it has when it is opened: if it grows, the rest is left out; if it shrinks, it is padded with zeros, as tar
     does. Links are packed as links if they stay inside the archive. Sockets and devices are left out.
@@ -62,33 +101,35 @@ def tar_archive(root: str, path: str) -> Iterator[bytes]:
         NotFound, BadRequest: as in `list_folder`, before the first byte.
     """
     words = _words(path)
+    rest = rest or ArchiveRest()
     parent = _open(root, words[:-1])
     try:
         seen = _stat(parent, words[-1], path) if words else os.fstat(parent)
         if stat.S_ISDIR(seen.st_mode):
             folder = _open_below(parent, words[-1], path) if words else os.dup(parent)
-            pieces = _pack_folder(folder, "", 0)
+            pieces = _pack_folder(folder, "", 0, rest)
         else:
-            pieces = _pack_one(os.dup(parent), words[-1], words[-1], seen, close=True)
+            pieces = _pack_one(os.dup(parent), words[-1], words[-1], seen, rest, close=True)
     finally:
         os.close(parent)
     # Start the generator here, so that its descriptor is closed even if no more is read.
-    return _closed_archive(next(pieces, b""), pieces)
+    return _closed_archive(next(pieces, b""), pieces, rest)
 
 
-def archive_bytes(root: str, path: str) -> int | None:
+def archive_bytes(root: str, path: str, rest: ArchiveRest | None = None) -> int | None:
     """Return about how long an archive of `path` is now, for a progress bar; None if it has too many entries to count quickly.
 
     Raises:
         NotFound, BadRequest: as in `list_folder`.
     """
     words = _words(path)
+    rest = rest or ArchiveRest()
     parent = _open(root, words[:-1])
     try:
         seen = _stat(parent, words[-1], path) if words else os.fstat(parent)
         if not stat.S_ISDIR(seen.st_mode):
-            return _packed_bytes(seen)
-        sizes = _entry_sizes(_open_below(parent, words[-1], path) if words else os.dup(parent), 0)
+            return _packed_bytes(words[-1], seen, rest)
+        sizes = _entry_sizes(_open_below(parent, words[-1], path) if words else os.dup(parent), "", 0, rest)
         found = list(islice(sizes, ENTRIES_MAX + 1))
         sizes.close()
         return sum(found) + 2 * tarfile.BLOCKSIZE if len(found) <= ENTRIES_MAX else None
@@ -96,63 +137,72 @@ def archive_bytes(root: str, path: str) -> int | None:
         os.close(parent)
 
 
-def _entry_sizes(folder: int, depth: int) -> Generator[int, None, None]:
+def _entry_sizes(folder: int, prefix: str, depth: int, rest: ArchiveRest) -> Generator[int, None, None]:
     try:
         for name in os.listdir(folder):
             seen = _stat_or_none(folder, name)
             if seen is None:
                 continue
-            yield _packed_bytes(seen)
+            if not rest.has(prefix + name, seen):
+                yield _packed_bytes(prefix + name, seen, rest)
             if stat.S_ISDIR(seen.st_mode) and depth < DEPTH_MAX:
                 try:
                     below = os.open(name, _FOLDER, dir_fd=folder)
                 except OSError:  # removed, or replaced by a link
                     continue
-                yield from _entry_sizes(below, depth + 1)
+                yield from _entry_sizes(below, f"{prefix}{name}/", depth + 1, rest)
     finally:
         os.close(folder)
 
 
-def _packed_bytes(seen: os.stat_result) -> int:
-    """Return the size of one entry in an archive: its header, and its content in whole blocks."""
-    content = seen.st_size if stat.S_ISREG(seen.st_mode) else 0
-    return tarfile.BLOCKSIZE * (1 + -(-content // tarfile.BLOCKSIZE))
+def _packed_bytes(shown: str, seen: os.stat_result, rest: ArchiveRest) -> int:
+    """Return the size of one entry in an archive: its headers, and its content in whole blocks."""
+    content = seen.st_size - rest.offset_in(shown, seen.st_size) if stat.S_ISREG(seen.st_mode) else 0
+    return tarfile.BLOCKSIZE * ((3 if rest.digests else 1) + -(-content // tarfile.BLOCKSIZE))
 
 
-def _closed_archive(first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _closed_archive(first: bytes, pieces: Iterator[bytes], rest: ArchiveRest) -> Iterator[bytes]:
     yield first
     yield from pieces
+    if rest.digests:
+        end = tarfile.TarInfo(".")
+        end.type, end.pax_headers = tarfile.DIRTYPE, rest.take_headers()
+        yield end.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _pack_folder(folder: int, prefix: str, depth: int) -> Iterator[bytes]:
+def _pack_folder(folder: int, prefix: str, depth: int, rest: ArchiveRest) -> Iterator[bytes]:
     try:
         for name in sorted(os.listdir(folder)):
             seen = _stat_or_none(folder, name)
             if seen is None:
                 continue
+            had = rest.has(prefix + name, seen)
             if stat.S_ISDIR(seen.st_mode):
-                yield _header(prefix + name, seen, tarfile.DIRTYPE, 0)
+                if not had:
+                    yield _header(prefix + name, seen, tarfile.DIRTYPE, 0, rest)
                 if depth < DEPTH_MAX:
                     try:
                         below = os.open(name, _FOLDER, dir_fd=folder)
                     except OSError:  # removed, or replaced by a link
                         continue
-                    yield from _pack_folder(below, f"{prefix}{name}/", depth + 1)
-            else:
-                yield from _pack_one(folder, name, prefix + name, seen, close=False)
+                    yield from _pack_folder(below, f"{prefix}{name}/", depth + 1, rest)
+            elif not had:
+                yield from _pack_one(folder, name, prefix + name, seen, rest, close=False)
     finally:
         os.close(folder)
 
 
-def _pack_one(folder: int, name: str, shown: str, seen: os.stat_result, *, close: bool) -> Iterator[bytes]:
+def _pack_one(
+    folder: int, name: str, shown: str, seen: os.stat_result, rest: ArchiveRest, *, close: bool
+) -> Iterator[bytes]:
     try:
         if stat.S_ISLNK(seen.st_mode):
             target = os.readlink(name, dir_fd=folder)
             if _stays_inside(shown, target):
-                yield _header(shown, seen, tarfile.SYMTYPE, 0, target)
+                yield _header(shown, seen, tarfile.SYMTYPE, 0, rest, target=target)
         elif stat.S_ISREG(seen.st_mode):
-            yield from _pack_bytes(folder, name, shown, seen)
+            yield from _pack_bytes(folder, name, shown, seen, rest)
     except OSError:  # removed since it was listed
         return
     finally:
@@ -160,24 +210,37 @@ def _pack_one(folder: int, name: str, shown: str, seen: os.stat_result, *, close
             os.close(folder)
 
 
-def _pack_bytes(folder: int, name: str, shown: str, seen: os.stat_result) -> Iterator[bytes]:
+def _pack_bytes(folder: int, name: str, shown: str, seen: os.stat_result, rest: ArchiveRest) -> Iterator[bytes]:
     file = os.open(name, _FILE, dir_fd=folder)
     try:
-        size = left = os.fstat(file).st_size
-        yield _header(shown, seen, tarfile.REGTYPE, size)
-        while left > 0:
-            piece = os.read(file, min(_CHUNK_BYTES, left)) or bytes(min(_CHUNK_BYTES, left))
-            left -= len(piece)
-            yield piece
-        yield bytes(-size % tarfile.BLOCKSIZE)
+        size = os.fstat(file).st_size
+        offset = rest.offset_in(shown, size)
+        yield _header(shown, seen, tarfile.REGTYPE, size - offset, rest, offset=offset)
+        digest = hashlib.sha256() if rest.digests else None
+        at = 0 if digest is not None else offset
+        os.lseek(file, at, os.SEEK_SET)
+        while at < size:
+            end = offset if at < offset else size
+            piece = os.read(file, min(_CHUNK_BYTES, end - at)) or bytes(min(_CHUNK_BYTES, end - at))
+            if digest is not None:
+                digest.update(piece)
+            if at >= offset:
+                yield piece
+            at += len(piece)
+        yield bytes((offset - size) % tarfile.BLOCKSIZE)
+        if digest is not None:
+            rest.set_digest(digest.hexdigest())
     finally:
         os.close(file)
 
 
-def _header(shown: str, seen: os.stat_result, kind: bytes, size: int, target: str = "") -> bytes:
+def _header(
+    shown: str, seen: os.stat_result, kind: bytes, size: int, rest: ArchiveRest, *, target: str = "", offset: int = 0
+) -> bytes:
     entry = tarfile.TarInfo(shown)
     entry.type, entry.size, entry.linkname = kind, size, target
     entry.mode, entry.mtime = stat.S_IMODE(seen.st_mode) & 0o777, int(seen.st_mtime)
+    entry.pax_headers = rest.take_headers(offset)
     return entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 

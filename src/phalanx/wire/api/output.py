@@ -12,6 +12,14 @@ from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 
 ARCHIVE_BYTES_HEADER: Final = "phalanx-archive-bytes"  # of an archive's reply: its expected length
+ARCHIVE_TIME_HEADER: Final = "phalanx-archive-time"  # the head's clock when the archive was begun, in Unix seconds
+BLOB_RECEIVED_HEADER: Final = (
+    "phalanx-blob-received"  # of the answer that a blob is not there: bytes of an interrupted upload
+)
+ARCHIVE_SHA256: Final = "PHALANX.sha256"  # PAX key of an entry: SHA-256 of the whole file before it
+ARCHIVE_OFFSET: Final = (
+    "PHALANX.offset"  # PAX key of a file: the receiver has so many of its bytes, and the rest follows
+)
 
 
 class HistoryReply(msgspec.Struct, frozen=True, kw_only=True):
