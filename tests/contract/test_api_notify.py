@@ -51,8 +51,6 @@ def with_apprise(head):
     notifier = head.app.state.runtime.job_notifier
     notifier._services = replace(notifier._services, notifier=AppriseNotifier(), url="https://head.example.org/")
     head.app.state.runtime.channel_sender._services = notifier._services
-    notifier.step()
-    return notifier
 
 
 @pytest.fixture

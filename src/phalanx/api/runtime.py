@@ -99,7 +99,7 @@ class ApiRuntime:
         self.output_copies = OutputCopies(services.output_root)
         self.output_usage = OutputUsage(services, self.output_copies)
         self.channel_sender = ChannelSender(services, partial(newest_seq, services.store))
-        self.job_notifier = JobNotifier(services, self.secret_seal, partial(newest_seq, services.store))
+        self.job_notifier = JobNotifier(services, self.secret_seal)
         self.job_tracer = (
             None
             if services.tracing is None

@@ -11,7 +11,6 @@ import logging
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -92,10 +91,10 @@ class _ArrayMemory:
 
 
 class JobNotifier:
-    """See the module. `newest_seq`: the seq of the newest line of the history; `page_url`: of this head, if no setting names one."""
+    """See the module."""
 
-    def __init__(self, services: HeadServices, seal: SecretSeal, newest_seq: Callable[[], int]) -> None:
-        self._services, self._seal, self._newest_seq = services, seal, newest_seq
+    def __init__(self, services: HeadServices, seal: SecretSeal) -> None:
+        self._services, self._seal = services, seal
         self._lock = threading.Lock()
         self._outboxes: dict[tuple[UserId, ProjectId, str], _Outbox] = {}
         self._sent_by: dict[UserId, deque[float]] = {}
@@ -110,8 +109,7 @@ class JobNotifier:
         self._closing = threading.Event()
 
     def start(self) -> None:
-        """Start the thread. Called before requests are accepted, so that jobs of the first moments are not missed."""
-        self._load()
+        """Start the thread."""
         threading.Thread(target=self._run, name="notify", daemon=True).start()
 
     def close(self) -> None:
@@ -141,13 +139,12 @@ class JobNotifier:
                 _log.exception("internal error in the sender of jobs' messages")
 
     def _load(self) -> None:
-        """Go on where the head before this one was; a cluster that has no mark yet begins with what happens from now on."""
+        """Go on where the head before this one was. A cluster that has no mark yet has delivered nothing: it begins with the first line."""
         marks = [mark for mark in self._services.store.records(CHANNEL_MARKS) if mark.id.startswith(JOB_MARKS)]
         self._stored = {mark.id: mark.seq for mark in marks}
-        began_at = self._stored.get(_READ_MARK)
-        self._is_due = began_at is None
-        self._began_at = self._newest_seq() if began_at is None else began_at
+        self._began_at = self._stored.get(_READ_MARK, 0)
         self._seq = min([self._began_at, *self._stored.values()])
+        self._marked_s = self._now_s()
 
     # ---- reading --------------------------------------------------------------------------------------------------------
 
