@@ -404,6 +404,10 @@ SPECIMENS = {
     "GET /v1/reservations": plain("/v1/reservations"),
     "PUT /v1/reservations/{reservation_id}": reservation,
     "DELETE /v1/reservations/{reservation_id}": reservation_to_end,
+    "POST /v1/gateways/{gateway_id}/usage": lambda case: Ask(
+        f"/v1/gateways/g{case.number}/usage", {"sequence": 1, "hours": []}
+    ),
+    "GET /v1/token-usage": plain("/v1/token-usage?since_s=0"),
     "POST /v1/gateways/{gateway_id}/demand": plain("/v1/gateways/g1/demand", {"demand": {"project nlp": 2.5}}),
     "GET /v1/licences": plain("/v1/licences"),
     "PUT /v1/licences/{name}": lambda case: Ask(f"/v1/licences/put-{case.number}", {"seats": 4}),

@@ -41,6 +41,7 @@ from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
 from phalanx.core.work.secret import Secret, SecretScope, secret_id
 from phalanx.core.work.service import Revision, Service
 from phalanx.core.work.service_terms import ServiceTerms
+from phalanx.core.work.service_use import GatewayMark, ReplicaUse, ServiceUse, ServiceUseHour
 from phalanx.core.work.sign_in import GroupGrant, SignInSettings
 from phalanx.core.work.spec import JobSpec, Role
 from phalanx.core.work.usage_hour import USAGE_MARK, CountedNode, UsageHour, UsageMark, UsageRow
@@ -320,6 +321,8 @@ def one_of_each_kind():
             nodes=(CountedNode(id=NodeId("n0"), devices=(0,), model="h100", pool=""),),
         ),
         attempt_use(1),
+        service_use_hour(),
+        GatewayMark(id="0a1b", sequence=7, at_s=9.5),
         job(1, RUNNING, epoch=1),
         attempt(1),
         service(),
@@ -350,6 +353,22 @@ def usage_hour(begin_s=3600):
         model="h100", pool="", project="vision", user="ann", queue="default", job="1", amounts=(("idle", "", 250_000),)
     )
     return UsageHour(id=str(begin_s), fleet=250_000, rows=(row,))
+
+
+def service_use_hour():
+    use = ServiceUse(
+        service=ServiceId("chat"),
+        project=ProjectId("nlp"),
+        user=UserId("ann"),
+        requests=3,
+        estimated=1,
+        prompt_tokens=400,
+        answer_tokens=70,
+        stream_ms=900,
+        kv_token_ms=12_345,
+    )
+    replica = ReplicaUse(service=ServiceId("chat"), job=JobId("1"), busy=800_000)
+    return ServiceUseHour(id="7200", uses=(use,), replicas=(replica,))
 
 
 def submitted(first, count=1):

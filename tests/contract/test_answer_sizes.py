@@ -35,6 +35,7 @@ OTHERS = {
     "/v1/energy": "at most 1,000 rows of a fixed size",
     "/v1/cost": "at most 1,000 rows of a fixed size",
     "/v1/failures": "at most 1,000 rows of a fixed size",
+    "/v1/token-usage": "at most 1,000 rows of a fixed size",
     "/v1/invoice": "at most 4,000 lines of a fixed size",
     "/v1/prices": "at most 1,000 prices of a fixed size",
     "/v1/fleet": "the state of every GPU by columns, about 40 bytes a node",

@@ -6,6 +6,7 @@ import pytest
 
 from phalanx.api.live.gateway_demands import SETTLING_S, GatewayDemands
 from phalanx.core.state.events import PutProject
+from phalanx.core.state.records import SERVICE_USE_HOURS
 from phalanx.core.work.queue import Project
 from tests.contract.api_head import code
 
@@ -57,3 +58,38 @@ def test_gateways_report_their_demand_and_get_shares(head, call):
     assert code(call("user", "POST", "/v1/gateways/a/demand", body)) == (403, "not_permitted")
     wrong = {"demand": {"project nlp": -1.0}}
     assert call("operator", "POST", "/v1/gateways/a/demand", wrong).status_code in (400, 422)
+
+
+def test_reports_of_use_are_counted_once_and_make_the_bill(head, call):
+    now_s = int(head.clock.now_s())
+    hour = str(now_s - now_s % 3600)
+    use = {
+        "service": "chat",
+        "project": "nlp",
+        "user": "ada",
+        "requests": 2,
+        "prompt_tokens": 900,
+        "answer_tokens": 100,
+    }
+    body = {
+        "sequence": 1,
+        "hours": [{"id": hour, "uses": [use], "replicas": [{"service": "chat", "job": "1", "busy": 5}]}],
+    }
+    path = "/v1/gateways/a/usage"
+    assert call("operator", "POST", path, body).json() == {"sequence": 1, "ignored": 0}
+    assert call("operator", "POST", path, body).json() == {"sequence": 1, "ignored": 0}
+    other = {**body, "sequence": 7}
+    assert call("operator", "POST", "/v1/gateways/b/usage", other).json()["sequence"] == 7
+    old = {"sequence": 2, "hours": [{"id": "7200", "uses": [use]}]}
+    assert call("operator", "POST", path, old).json() == {"sequence": 2, "ignored": 1}
+    stored = head.store.record(SERVICE_USE_HOURS, hour)
+    assert [(one.requests, one.prompt_tokens) for one in stored.uses] == [(4, 1800)]
+    assert head.store.record(SERVICE_USE_HOURS, "7200") is None
+    for wrong in ({**use, "requests": -1}, {**use, "user": "x" * 300}):
+        refused = call("operator", "POST", path, {"sequence": 3, "hours": [{"id": hour, "uses": [wrong]}]})
+        assert code(refused) == (400, "bad_request")
+    assert code(call("operator", "POST", path, {"sequence": 3, "hours": [{"id": "1", "uses": []}]})) == (
+        400,
+        "bad_request",
+    )
+    assert code(call("user", "POST", path, body)) == (403, "not_permitted")

@@ -149,6 +149,7 @@ def services_change(home):
     hooks = {**sleeping, "name": "mark-nap", "replicas": 1, "sleep": "/sleep", "wake": "/wake"}
     ask("POST", "/v1/services", hooks, mark="mark-nap")
     ask("PATCH", "/v1/services/mark-nap", {"asleep": 1}, mark="mark-nap: 1 of 1 replicas shall sleep")
+    ask("POST", "/v1/gateways/mark-gateway/usage", {"sequence": 1, "hours": []}, mark="mark-gateway")
     ask("POST", "/v1/services/mark-web/stop", mark="mark-web: stopped by root")
 
 

@@ -336,6 +336,23 @@ def test_a_flood_of_one_project_does_not_keep_another_waiting(phalanx, gateway):
     assert place <= 50, "not behind the 72 that waited before it"
 
 
+def test_the_bill_of_tokens_adds_up_to_the_time_of_the_replicas(phalanx, gateway):
+    until_ready(phalanx, 1)
+    body = {"model": "chat", "messages": [{"role": "user", "content": "bill"}], "max_tokens": 3}
+    before = phalanx.json("report", "tokens")["total"]["requests"]
+    assert run(lambda session: gateway.ask(session, body))[0] == 200
+    limit_s = time.monotonic() + 60
+    while (found := phalanx.json("report", "tokens"))["total"]["requests"] <= before:
+        assert time.monotonic() < limit_s
+        time.sleep(1)
+    rows = {one["project"]: one for one in found["rows"]}
+    assert rows["limited"]["requests"] >= 6, "they pay who named the project"
+    assert found["total"]["answer_tokens"] > 0
+    assert sum(one["gpu_us"] for one in found["rows"]) == found["total"]["gpu_us"] > 0
+    cost = {one["key"]: one["gpu_hours"] for one in phalanx.json("report", "cost")["rows"]}
+    assert cost["limited"] > 0, "in the same bill"
+
+
 HOSTILE = {
     "no-body": b"",
     "no-json": b"{",

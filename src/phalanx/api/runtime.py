@@ -90,6 +90,7 @@ class ApiRuntime:
         self.provider_sign_in = ProviderSignIn(services, run_in_thread, self._answer_of)
         self.device_logins = DeviceLogins(services.clock)
         self.secret_seal = SecretSeal(services.secret_keys)
+        self.service_use_lock = asyncio.Lock()
         self.secrets_lock = asyncio.Lock()  # no secret is set while all are encrypted again
         self.program_access = ProgramAccess(services.clock)
         self.sessions = ExecSessionRegistry(services.limits)

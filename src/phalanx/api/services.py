@@ -343,7 +343,8 @@ class HeadServices:
         before_long_leases: called with the length in seconds before the first long lease is granted.
         leader_status: of a head that shares its store with others; a head that no longer leads sends no answers.
         output_elsewhere: the other heads that have output which this head lacks; empty if it has all output.
-        usage_hours: the hours of the ledger of states since a Unix time, and up to another if one is given; each is read as it is needed.
+        usage_hours: the hours of the ledger of states since a Unix time, and up to another if one is given; each is read as it is needed. The time
+            of services' replicas is shared out to the projects that used them; `unshared_usage_hours`: it is at the services' owners.
         usage_spans: the newest states of a node's devices, each with its device.
         attempt_use: what an attempt used of its devices and nodes; None if nothing was measured.
         part_states: the states of the parts of nodes' devices now: device, job or "", and the state.
@@ -382,6 +383,7 @@ class HeadServices:
     output_elsewhere: str = ""
     offer: Callable[[str, str], NodeTemplate] | None = None
     usage_hours: Callable[..., Iterable[UsageHour]] = lambda *_: ()
+    unshared_usage_hours: Callable[..., Iterable[UsageHour]] = lambda *_: ()
     usage_spans: Callable[[NodeId], list[tuple[int, UsageSpan]]] = lambda _: []
     attempt_use: Callable[[JobId, Epoch], AttemptUse | None] = lambda *_: None
     part_states: Callable[[Iterable[NodeId]], dict[NodeId, list[tuple[int, str, PartState]]]] = lambda _: {}

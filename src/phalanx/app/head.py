@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from phalanx import __version__
@@ -46,6 +47,7 @@ from phalanx.controller.driver import ControllerDriver
 from phalanx.controller.leases import LONG_LEASES_GRANTED_WITHIN_S, MARGIN_S, LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.provider_calls import ProviderCalls
+from phalanx.controller.shared_hours import shared_hours
 from phalanx.controller.step_context import ControllerSettings
 from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.usage_recorder import UsageRecorder
@@ -230,7 +232,8 @@ class Head:
                 mailboxes=self._mailboxes,
                 telemetry=self._telemetry,
                 history=self._history,
-                usage_hours=self._usage.hours,
+                usage_hours=partial(shared_hours, self._store, self._usage.hours),
+                unshared_usage_hours=self._usage.hours,
                 usage_spans=self._usage.spans,
                 attempt_use=self._usage.attempt_use,
                 part_states=self._usage.part_states,

@@ -49,6 +49,11 @@ class CostApi(ApiCalls):
         query = {**grouping(by), "since_s": since_s, "until_s": until_s, "share_idle": share_idle, "limit": limit}
         return self._get("/v1/cost" + query_string(query), api.CostReportView)
 
+    def token_report(self, *, since_s: float, until_s: float | None = None) -> api.TokenReportView:
+        """Return the use of services in a period, by service and project, and what their tokens cost."""
+        query = query_string({"since_s": since_s, "until_s": until_s})
+        return self._get("/v1/token-usage" + query, api.TokenReportView)
+
     def invoice(self, *, since_s: float, until_s: float | None = None) -> api.InvoiceView:
         """Return the invoice of a period, by month, pool and GPU model."""
         return self._get("/v1/invoice" + query_string({"since_s": since_s, "until_s": until_s}), api.InvoiceView)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from phalanx.controller.shared_hours import shared_hour
 from phalanx.core.accounting.cost_report import CENT, to_cents
 from phalanx.core.accounting.months import month_bounds_s, month_of
 from phalanx.core.accounting.project_spending import project_costs
@@ -39,7 +40,7 @@ class BudgetWatch:
         self._count_stored(begin_s, min([int(now_s) // HOUR_S * HOUR_S, *(int(hour.id) for hour in newest)]), book)
         spent = dict(self._spent)
         for hour in changing.values():
-            _add(spent, hour, book)
+            _add(spent, shared_hour(self._store, hour), book)
         due = (_warning(project, spent.get(project.id, 0), month, prices.currency) for project in budgeted)
         return [one for one in due if one is not None]
 
@@ -48,7 +49,7 @@ class BudgetWatch:
             if hour_s not in self._counted:
                 stored = self._store.record(USAGE_HOURS, str(hour_s))
                 if stored is not None:
-                    _add(self._spent, stored, book)
+                    _add(self._spent, shared_hour(self._store, stored), book)
                 self._counted.add(hour_s)
 
 

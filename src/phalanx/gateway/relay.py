@@ -360,7 +360,8 @@ class _Line:
             found = self._service.choose(prompt, limit, failed) or self._service.choose(prompt, limit)
         chosen, tokens = found
         try:
-            yield chosen
+            with self.account.at_replica(chosen.job_id):
+                yield chosen
         finally:
             self._service.done(chosen, tokens)
 

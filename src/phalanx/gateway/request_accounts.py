@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,7 @@ from phalanx.gateway.rate_limits import LimitReached, RateLimiter, TokenReservat
 from phalanx.gateway.refusals import Refused
 from phalanx.gateway.routing import BYTES_PER_TOKEN
 from phalanx.gateway.services import RoutedService, ServiceTable
+from phalanx.gateway.usage_meter import UsageMeter, request_use
 from phalanx.wire.api.head import CurrentUser
 
 PROJECT_HEADER: Final = "OpenAI-Project"  # sent by OpenAI's clients for `project=...` and OPENAI_PROJECT_ID
@@ -25,6 +27,7 @@ PRIORITY_HEADER: Final = "X-Request-Priority"
 TIMEOUT_HEADER: Final = "X-Request-Timeout"
 _INTEGER: Final = re.compile(r"[+-]?\d{1,9}", re.ASCII)
 _SECONDS: Final = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
+_OFFSET_MS: Final = int((time.time() - time.monotonic()) * 1000)
 ESTIMATE_MAX: Final = 10_000_000  # tokens reserved for one request: far beyond the context of any model
 
 
@@ -71,10 +74,13 @@ class RequestAccount:
         place: QueueTerms,
         reservation: TokenReservation,
         prompt_bytes: int,
+        user: str,
     ) -> None:
         self._accounts, self._reservation = accounts, reservation
         self._prompt_bytes = prompt_bytes
-        self._prompt = self._answer = 0
+        self._prompt = self._answer = self._stream_ms = 0
+        self._answered = self._estimated = False
+        self._user = user
         self.service, self.place = service, place
 
     @property
@@ -82,15 +88,40 @@ class RequestAccount:
         """The headers of the answer that tell the client its limits."""
         return limit_headers(self._reservation.states)
 
+    @contextmanager
+    def at_replica(self, job_id: str) -> Iterator[None]:
+        """Count the time at a replica."""
+        meter, began_ms = self._accounts.meter, now_ms()
+        meter.begin(self.service, job_id, began_ms)
+        try:
+            yield
+        finally:
+            ended_ms = now_ms()
+            meter.end(self.service, job_id, ended_ms)
+            self._stream_ms += ended_ms - began_ms
+
     def used(self, prompt: int, answer: int) -> None:
         """Count the tokens of an answer, or of the part of it that came. `prompt`: 0 if the replica does not say; it is then estimated."""
         self._prompt += prompt or self._prompt_bytes // BYTES_PER_TOKEN
         self._answer += answer
+        self._answered = True
+        self._estimated = not prompt
 
     def close(self) -> None:
         """Settle the request."""
         accounts = self._accounts
         accounts.limiter.settle(self._reservation, self._prompt + self._answer, time.monotonic())
+        if self._answered:
+            use = request_use(
+                self.service,
+                self.place.project,
+                self._user,
+                prompt=self._prompt,
+                answer=self._answer,
+                estimated=self._estimated,
+                stream_ms=self._stream_ms,
+            )
+            accounts.meter.add(use, now_ms())
         accounts.metrics.tokens(self.service, self.place.project, self._prompt, self._answer)
 
 
@@ -99,11 +130,11 @@ class RequestAccounts:
 
     Args:
         table: the terms of projects.
-        limiter: the limits. metrics: count the tokens.
+        limiter: the limits. metrics: count the tokens. meter: of the bill.
     """
 
-    def __init__(self, table: ServiceTable, limiter: RateLimiter, metrics: GatewayMetrics) -> None:
-        self._table, self.limiter, self.metrics = table, limiter, metrics
+    def __init__(self, table: ServiceTable, limiter: RateLimiter, metrics: GatewayMetrics, meter: UsageMeter) -> None:
+        self._table, self.limiter, self.metrics, self.meter = table, limiter, metrics, meter
 
     def open(
         self,
@@ -131,7 +162,7 @@ class RequestAccounts:
             tokens=tokens,
             priority=priority if asked.priority is None else asked.priority,
         )
-        return RequestAccount(self, str(service.view.name), place, found, prompt_bytes)
+        return RequestAccount(self, str(service.view.name), place, found, prompt_bytes, user.user)
 
     def _project(self, user: CurrentUser, usual: ProjectId, asked: str) -> ProjectId:
         if not asked or asked == usual:
@@ -154,6 +185,11 @@ class RequestAccounts:
                 requests_per_minute=user.requests_per_minute, tokens_per_minute=user.tokens_per_minute
             )
         return found
+
+
+def now_ms() -> int:
+    """Unix milliseconds that do not jump while the process runs."""
+    return _OFFSET_MS + int(time.monotonic() * 1000)
 
 
 def limit_refusal(reached: LimitReached) -> Refused:

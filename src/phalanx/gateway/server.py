@@ -20,6 +20,8 @@ from phalanx.gateway.rate_limits import RateLimiter
 from phalanx.gateway.relay import BODY_MAX, ROUTES, RequestRelay
 from phalanx.gateway.request_accounts import RequestAccounts
 from phalanx.gateway.services import ServiceTable
+from phalanx.gateway.usage_link import UsageLink
+from phalanx.gateway.usage_meter import UsageMeter
 
 DRAIN_S = 30.0  # that answers under way have to end after a stop
 
@@ -31,6 +33,7 @@ class GatewayOptions:
     Attributes:
         host, port: where it listens; port 0 is any free one. tls: None for plain HTTP, which only loopback may have.
         snapshot: file with the last list of services; "" for none.
+        usage_folder: where the use of services is kept until the head has counted it; "" for none.
         replica_limit: requests that one replica gets at once.
         waiting_max: requests of one service that may wait; wait_max_s: for how long.
         silent_max_s: an answer that is silent for this long is ended.
@@ -41,6 +44,7 @@ class GatewayOptions:
     port: int
     tls: ssl.SSLContext | None
     snapshot: str
+    usage_folder: str
     replica_limit: int
     waiting_max: int
     wait_max_s: float
@@ -62,7 +66,9 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
     link = HeadLink(head, table, options.snapshot)
     metrics = GatewayMetrics()
     limiter = RateLimiter()
-    accounts = RequestAccounts(table, limiter, metrics)
+    meter = UsageMeter()
+    accounts = RequestAccounts(table, limiter, metrics, meter)
+    usage = UsageLink(link, table, meter, options.usage_folder)
     shares = LimitShareLink(link, limiter, uuid.uuid4().hex)
     relay = RequestRelay(
         table, link, metrics, accounts, wait_max_s=options.wait_max_s, silent_max_s=options.silent_max_s
@@ -76,7 +82,7 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
         runner, options.host, options.port, ssl_context=options.tls, reuse_port=options.shared, backlog=4096
     )
     stop = asyncio.Event()
-    following = [asyncio.create_task(one) for one in (link.run(), shares.run())]
+    following = [asyncio.create_task(one) for one in (link.run(), shares.run(), usage.run())]
     for task in following:
         task.add_done_callback(lambda _: stop.set())  # it ends by an error alone, which then ends the gateway
     try:
@@ -94,6 +100,9 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
     finally:
         await runner.cleanup()
         await relay.close()
+        following[-1].cancel()  # it reports no longer by itself
+        await asyncio.wait(following[-1:])
+        await usage.close()
         for task in following:
             task.cancel()
         for task in following:

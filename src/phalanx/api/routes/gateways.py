@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Final
+
+from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from phalanx.api.http.bodies import json_response, read_record
 from phalanx.api.http.routing import RouteTable
 from phalanx.api.routes.people import check_name
-from phalanx.api.runtime import runtime_of
+from phalanx.api.runtime import run_in_thread, runtime_of
+from phalanx.api.views.ledger_period import LedgerPeriod
+from phalanx.api.views.service_use import added_hour, is_countable
+from phalanx.api.views.token_report import token_report
+from phalanx.core.state.events import RecordServiceUse
+from phalanx.core.state.records import GATEWAY_MARKS
 from phalanx.core.work.users import Action
-from phalanx.wire.api.gateways import DemandReport, LimitShares
+from phalanx.wire.api.cost import TokenReportView
+from phalanx.wire.api.gateways import DemandReport, LimitShares, UsageReceipt, UsageReport
 
+Since = Annotated[float, Query(ge=0, le=1e11)]
+Until = Annotated[float | None, Query(ge=0, le=1e11)]
+USES_MAX: Final = 20_000  # of one hour: the record is written as a whole
 routes = RouteTable()
 
 
@@ -23,3 +35,28 @@ async def report_demand(request: Request, gateway_id: str) -> Response:
     now_s = runtime.services.clock.boottime_s()
     count, even, shares = runtime.gateway_demands.report(check_name(gateway_id, "gateway"), body.demand, now_s)
     return json_response(LimitShares(gateways=count, even=even, shares=shares))
+
+
+@routes.post("/v1/gateways/{gateway_id}/usage", Action.OPERATE, body=UsageReport, reply=UsageReceipt)
+async def report_usage(request: Request, gateway_id: str) -> Response:
+    """Report what a gateway has counted of services. A report whose number is counted already changes nothing."""
+    runtime = runtime_of(request)
+    services = runtime.services
+    body = await read_record(request, UsageReport, services.limits.body_bytes)
+    name, now_s = check_name(gateway_id, "gateway"), services.clock.now_s()
+    async with runtime.service_use_lock:  # reports of other gateways change the same hours
+        known = await run_in_thread(services.store.record, GATEWAY_MARKS, name)
+        if known is not None and known.sequence >= body.sequence:
+            return json_response(UsageReceipt(sequence=known.sequence))
+        counted = [one for one in body.hours if is_countable(one.id, now_s)]
+        hours = await run_in_thread(lambda: tuple(added_hour(services.store, one, USES_MAX) for one in counted))
+        sequence = await runtime.request(RecordServiceUse(gateway_id=name, sequence=body.sequence, hours=hours))
+    return json_response(UsageReceipt(sequence=sequence, ignored=len(body.hours) - len(counted)))
+
+
+@routes.get("/v1/token-usage", Action.VIEW, reply=TokenReportView)
+async def report_tokens(request: Request, since_s: Since, until_s: Until = None) -> Response:
+    """Report requests, tokens and cost of services in a period, by service and project."""
+    return json_response(
+        await run_in_thread(token_report, runtime_of(request).services, LedgerPeriod(since_s, until_s))
+    )

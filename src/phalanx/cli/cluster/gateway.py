@@ -87,6 +87,7 @@ def gateway(
         port=port,
         tls=tls,
         snapshot=os.path.join(folder, "gateway-services.json"),
+        usage_folder=os.path.join(folder, "gateway-usage"),
         replica_limit=per_replica,
         waiting_max=waiting,
         wait_max_s=parse_duration_s(wait),

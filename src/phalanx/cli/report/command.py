@@ -12,9 +12,10 @@ from phalanx.cli.report.energy import energy
 from phalanx.cli.report.failures import failures
 from phalanx.cli.report.node_states import states
 from phalanx.cli.report.past_waste import past_waste
+from phalanx.cli.report.tokens import tokens
 from phalanx.cli.report.usage import usage
 
-KINDS: Final[tuple[click.Command, ...]] = (usage, states, past_waste, energy, cost, invoice, failures)
+KINDS: Final[tuple[click.Command, ...]] = (usage, states, past_waste, energy, cost, invoice, tokens, failures)
 
 
 @click.group(cls=CommandGroup)

@@ -20,6 +20,7 @@ from phalanx.controller.requests import (
     reservations,
     retention,
     secrets,
+    service_use,
     services,
     sign_in,
     submits,
@@ -46,6 +47,7 @@ _MODULES: Final = (
     channels,
     fleet_requests,
     services,
+    service_use,
 )
 HANDLERS: Final[Mapping[type[Request[Any]], RequestHandler]] = {
     request: handler for module in _MODULES for request, handler in module.handlers.declared.items()

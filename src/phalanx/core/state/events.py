@@ -33,6 +33,7 @@ from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
 from phalanx.core.work.secret import Secret, SecretScope, secret_id
 from phalanx.core.work.service import Service
+from phalanx.core.work.service_use import ServiceUseHour
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.core.work.spec import JobSpec
 from phalanx.core.work.users import Identity, Token, User, UserRole
@@ -272,6 +273,15 @@ class PutProject(Request[Project]):
     """Add or replace a project."""
 
     project: Project
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordServiceUse(Request[int]):
+    """Record the use of services that a gateway reports: `hours` replace those that are stored. Idempotent by `sequence`."""
+
+    gateway_id: str
+    sequence: int
+    hours: tuple[ServiceUseHour, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetentionPolicy
 from phalanx.core.work.secret import Secret
 from phalanx.core.work.service import Revision, Service
+from phalanx.core.work.service_use import GatewayMark, ServiceUseHour
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.core.work.usage_hour import UsageHour, UsageMark
 from phalanx.core.work.users import Token, User
@@ -137,6 +138,10 @@ ATTEMPT_USES: Final = RecordKind[tuple[JobId, Epoch], AttemptUse](
     pages=(("job_id", ""), ("epoch", -1)),
     in_world=False,
 )
+SERVICE_USE_HOURS: Final = RecordKind[str, ServiceUseHour](
+    "use of services in an hour", ServiceUseHour, "service_use_hours", 11, in_world=False
+)
+GATEWAY_MARKS: Final = RecordKind[str, GatewayMark]("counted reports of a gateway", GatewayMark, "gateway_marks", 11)
 PRICE_LISTS: Final = RecordKind[str, PriceList]("price list", PriceList, "price_lists", 5)
 LICENCES: Final = RecordKind[str, Licence]("licence", Licence, "licences", 3)
 CHANNELS: Final = RecordKind[str, Channel]("notification channel", Channel, "channels", 5)
@@ -217,6 +222,8 @@ Record = (
     | UsageHour
     | UsageMark
     | AttemptUse
+    | ServiceUseHour
+    | GatewayMark
     | Job
     | Attempt
     | Service
@@ -247,6 +254,8 @@ RECORDS: Final[tuple[RecordKind[Any, Any], ...]] = (
     USAGE_HOURS,
     USAGE_MARKS,
     ATTEMPT_USES,
+    SERVICE_USE_HOURS,
+    GATEWAY_MARKS,
     JOBS,
     ATTEMPTS,
     SERVICES,

@@ -141,3 +141,41 @@ class FailuresReportView(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[FailureRowView]
     total: FailureRowView
     unread_jobs: int = 0
+
+
+class TokenRowView(msgspec.Struct, frozen=True, kw_only=True):
+    """One project's use of one service.
+
+    Attributes:
+        estimated: requests whose prompts were estimated, since the engine did not say.
+        stream_s: the sum of the times that requests were at replicas; `kv_token_s`: tokens in the KV cache times seconds, an estimate.
+        gpu_hours, gpu_us: of replicas while they had requests, by the project's part of the tokens.
+        idle_gpu_hours, idle_gpu_us: of replicas without requests; the owner of the service bears it.
+        cost: of both; `cost_per_1k_tokens`: of the time with requests. Empty without prices.
+    """
+
+    service: str
+    project: str
+    requests: int = 0
+    estimated: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    stream_s: float = 0.0
+    kv_token_s: float = 0.0
+    gpu_hours: float = 0.0
+    gpu_us: int = 0
+    idle_gpu_hours: float = 0.0
+    idle_gpu_us: int = 0
+    cost: str = ""
+    cost_per_1k_tokens: str = ""
+
+
+class TokenReportView(msgspec.Struct, frozen=True, kw_only=True):
+    """The use of services in a period. The GPU time of all rows is that of the replicas. `total`: all rows, of which `merged` are not shown."""
+
+    since_s: float
+    until_s: float
+    currency: str
+    rows: list[TokenRowView]
+    total: TokenRowView
+    merged: int = 0

@@ -1,0 +1,99 @@
+"""`phalanx report tokens`: what services were used for, and what their tokens cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.cli.report.period import Period
+from phalanx.cli.report.report_kind import report_kind
+from phalanx.cli.report.report_table import ReportTable
+from phalanx.cli.report.usage import hours_text
+from phalanx.cli.tables import Cell, Column
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+    from phalanx.wire.api.cost import TokenReportView, TokenRowView
+
+_CSV = (
+    "service",
+    "project",
+    "requests",
+    "prompt_tokens",
+    "answer_tokens",
+    "stream_s",
+    "kv_token_s",
+    "gpu_hours",
+    "idle_gpu_hours",
+    "cost",
+    "cost_per_1k_tokens",
+    "currency",
+)
+
+
+@report_kind("tokens")
+def tokens(head: Client, period: Period) -> ReportTable:
+    r"""Requests, tokens and cost of services by project, as gateways count them. The GPU time of all rows is that of the replicas.
+
+    GPU-HOURS are those in which replicas had requests, divided by tokens; IDLE HOURS are borne by the service's own project.
+
+    \b
+    phalanx report tokens --month 2026-11
+    """
+    return _table(head.token_report(since_s=period.since_s, until_s=period.until_s))
+
+
+def _table(found: TokenReportView) -> ReportTable:
+    columns = (
+        Column(title="SERVICE", min_width=8),
+        Column(title="PROJECT", min_width=8),
+        Column(title="REQUESTS", right=True),
+        Column(title="TOKENS IN", right=True),
+        Column(title="TOKENS OUT", right=True),
+        Column(title="GPU-HOURS", right=True),
+        Column(title="IDLE HOURS", right=True, drop_order=1),
+        Column(title=f"COST {found.currency}".rstrip(), right=True, hide_empty=True),
+        Column(title="PER 1K TOKENS", right=True, hide_empty=True),
+    )
+    estimated = found.total.estimated
+    return ReportTable(
+        title="Tokens of services",
+        since_s=found.since_s,
+        until_s=found.until_s,
+        value=found,
+        columns=columns,
+        rows=[*(_row(one.service, one) for one in found.rows), _row("total", found.total)] if found.rows else (),
+        csv_rows=[list(_CSV), *(_csv_row(one, found.currency) for one in (*found.rows, found.total))],
+        notes=[
+            *([f"{found.merged} more rows are only in the total"] if found.merged else []),
+            *(
+                [f"{estimated} requests had no count of their prompt's tokens: it was estimated by its bytes"]
+                if estimated
+                else []
+            ),
+        ],
+        bars=("tokens", [(f"{one.service} {one.project}", _bars(one)) for one in found.rows]),
+        next_command="phalanx report cost --by project",
+    )
+
+
+def _bars(row: TokenRowView) -> dict[str, float]:
+    return {"IN": float(row.prompt_tokens), "OUT": float(row.answer_tokens)}
+
+
+def _row(name: str, row: TokenRowView) -> list[Cell | str]:
+    return [
+        Cell(name, "bold"),
+        row.project,
+        f"{row.requests:,}",
+        f"{row.prompt_tokens:,}",
+        f"{row.answer_tokens:,}",
+        hours_text(row.gpu_hours),
+        hours_text(row.idle_gpu_hours),
+        row.cost,
+        row.cost_per_1k_tokens,
+    ]
+
+
+def _csv_row(row: TokenRowView, currency: str) -> list[str]:
+    names = _CSV[2:-1]
+    return [row.service or "total", row.project, *(str(getattr(row, name)) for name in names), currency]
