@@ -73,8 +73,9 @@ class StagingCluster(LabCluster):
         job_id = self.submit(
             run=["true"], gpus=f"{len(nodes)}x1", nodelist=",".join(nodes), data={"train": source}, workdir="/var/tmp"
         )
-        last = 0.0
+        last, copier = 0.0, job_id
         while (job := self.job(job_id))["state"] in {"pending", "running"}:
+            copier = next((one.removeprefix("data:") for one in job["unmet"] if one.startswith("data:")), copier)
             assert time.monotonic() - began < _END_S, f"job {job_id} does not end: {job}"
             if time.monotonic() - last > 10.0:
                 last = time.monotonic()
@@ -82,10 +83,10 @@ class StagingCluster(LabCluster):
                 print_progress(f"  {file} after {time.monotonic() - began:.0f} s: {', '.join(parts)}")
             time.sleep(0.1)
         assert job["state"] == "succeeded", job
-        self.last_job = job_id
+        self.last_job = copier
         return time.monotonic() - began
 
-    last_job: str = ""
+    last_job: str = ""  # that copied: the job itself, or the one before it that held no GPUs
 
     def cpu_s(self) -> float:
         """Return the CPU time of the servers of chunks so far, and of the staging programs of the last job."""

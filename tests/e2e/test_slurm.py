@@ -1,5 +1,7 @@
 """Phalanx on Slurm with three hosts that share no directory: the lab, real daemons, one cable each. What needs no cable is in the contract suite."""
 
+import os
+
 import pytest
 
 from tests.lab.lab import Lab
@@ -62,6 +64,31 @@ def test_an_unchanged_script_runs_its_tasks_on_the_hosts_with_a_copy_of_its_fold
     phalanx.sh(f"mkdir -p inner; cat > inner/inner.sh <<'END'\n{SCRIPT}END\n", check=True)
     said = phalanx.sh(f"cd inner; {PHALANX} run --copy inner.sh")
     assert [f"{rank}: {rank} on h{rank // 2}" in said for rank in range(4)] == [True] * 4, said
+
+
+@pytest.mark.prove
+def test_a_secret_is_in_the_environment_of_ranks_and_unknown_to_slurm(phalanx):
+    value = f"px{os.urandom(16).hex()}"
+    phalanx.sh(f"echo {value} > token; {PHALANX} secrets set HF_TOKEN --from-file token; rm token", check=True)
+    job = phalanx.submit(
+        """--gpus 2x2 --secret HF_TOKEN -- sh -c 'echo "${#HF_TOKEN}: $HF_TOKEN"; echo begun; sleep 600'"""
+    )
+    phalanx.until(lambda: phalanx(f"logs {job}").count(f"{len(value)}: ***") == 4, "all ranks have it")
+    hidden = f"{value[:-1]}[{value[-1]}]"  # the search does not find itself
+    search = "cat /proc/[0-9]*/{0} 2>/dev/null | tr '\\0' '\\n' | grep -c {1}"
+    for host in ("h0", "h1"):
+        assert (
+            int(phalanx.sh(search.format("environ", hidden), host=host)) > 0
+        )  # of the supervisor's programs and the ranks
+        assert phalanx.sh(search.format("cmdline", hidden), host=host).strip() == "0"
+        daemons = "for p in $(pgrep 'slurm|munge'); do cat /proc/$p/environ; done | tr '\\0' '\\n'"
+        assert phalanx.sh(f"{daemons} | grep -c {hidden}", host=host).strip() == "0"
+        kept = phalanx.sh(
+            f"grep -rl {hidden} /var/spool /var/log /etc ~/.phalanx /tmp/phalanx-* 2>/dev/null", host=host
+        )
+        assert kept.split() == []
+    assert value not in phalanx.sh("scontrol show job; scontrol show config; sacct -P --format=ALL 2>/dev/null")
+    phalanx(f"cancel {job}")
 
 
 def test_others_jobs_are_counted_and_named(phalanx):
