@@ -113,11 +113,48 @@ def test_service_keeps_two_replicas_through_a_nodes_death_and_a_rollout(phalanx)
     assert "outside" in phalanx("scale", "web", "7", code=64).stderr
 
 
+ENGINE = """#!/bin/sh
+# Stands in for an inference engine: serves files, and shows the words and variables that it was given.
+[ "$1 $3" = "serve --served-model-name" ] || exit 3
+echo "engine $*, offline $HF_HUB_OFFLINE"
+while [ "$1" != --port ]; do shift; done
+exec {python} -m http.server -d {folder} "$2"
+"""
+
+
+def test_model_is_served_without_a_file_by_the_engine_that_the_nodes_have(phalanx):
+    model, tools = phalanx.work / "my model", phalanx.work / "tools"
+    for one in (model, tools / "bin"):
+        one.mkdir(parents=True)
+    (model / "config.json").write_text('{"model_type": "llama", "num_attention_heads": 8}')
+    (model / "model.safetensors").write_bytes(b"weights")
+    (tools / "health").write_text("")
+    (tools / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (tools / "bin" / "python").symlink_to(sys.executable)
+    engine = tools / "bin" / "vllm"
+    engine.write_text(ENGINE.format(python=sys.executable, folder=tools))
+    asked = phalanx("serve", "model", "my model", "--print", code=64)
+    assert "has no engine for safetensors weights: neither vllm nor sglang" in asked.stderr
+    engine.chmod(0o755)
+    words = ("serve", "model", "my model", "--gpus", "2", "--venv", "tools")
+    done = phalanx(*words, "--", "--max-model-len", "99")
+    assert "vllm is installed on node n" in done.stderr
+    assert "service my-model serves revision 1" in done.stderr
+    found = phalanx.json("serve", "ps", "my-model")["service"]
+    assert (found["gpus"], found["ready_check"]) == ("1x2", "/health")
+    said = phalanx("serve", "logs", "my-model").stdout
+    assert f"engine serve {model} --served-model-name my-model --host 0.0.0.0 --port" in said
+    assert "--tensor-parallel-size 2 --max-model-len 99, offline 1" in said
+    (phalanx.work / "file.yaml").write_text(phalanx(*words, "--print", "--", "--max-model-len", "99").stdout)
+    assert "is unchanged: revision 1" in phalanx("serve", "up", "file.yaml").stdout, "the file says the same"
+    phalanx("serve", "down", "my-model")
+
+
 def test_stopped_service_leaves_no_process(phalanx):
     assert phalanx.processes(PHALANX_SERVICE="web")
     phalanx("cancel", "web")
     assert phalanx("serve", "down", "web").stdout == "service web had been stopped\n", "its replicas have ended"
     assert phalanx.json("show", "web")["service"]["state"] == "stopped"
-    assert not phalanx.json("ps")
+    assert not phalanx.json("ps", "-s", "running", "-s", "pending")
     assert not phalanx.processes(PHALANX_SERVICE="web")
     assert "run cannot follow a service" in phalanx("run", "v1.yaml", code=64).stderr

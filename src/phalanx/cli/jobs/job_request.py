@@ -107,6 +107,11 @@ def set_command(context: click.Context, words: Sequence[str], *, unless_given: b
         context.meta[_AFTER_DASHES] = list(words)
 
 
+def words_after_dashes(context: click.Context) -> list[str]:
+    """Return the words after `--`; none without it."""
+    return list(context.meta.get(_AFTER_DASHES) or ())
+
+
 def job_request(context: click.Context, given: Mapping[str, Any], *, beside: str = "") -> JobRequest:
     """Return the job that a command line describes.
 

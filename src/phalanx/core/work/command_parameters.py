@@ -74,7 +74,7 @@ def _in_text(text: str, name: str, value: str, changes: list[tuple[str, str]]) -
     """The shell text with the value in each place, except in comments, which include `#SBATCH` lines."""
     named = "".join("[-_]" if char in "-_" else re.escape(char) for char in name)
     pattern = re.compile(rf"{_START}(--?{named}(?:=|{_GAP}(?!-(?!\.?\d)))|[+~]{{0,2}}{named}=)((?:{_WORD})?)")
-    quoted = _quoted(value)
+    quoted = quoted_word(value)
 
     def changed(match: re.Match[str]) -> str:
         if _in_comment(text, match.start()) or (match[1][-1] != "=" and not match[2]):
@@ -90,7 +90,8 @@ def _in_text(text: str, name: str, value: str, changes: list[tuple[str, str]]) -
     return pattern.sub(changed, text)
 
 
-def _quoted(value: str) -> str:
+def quoted_word(value: str) -> str:
+    """The word as a shell reads it as one and nothing else."""
     return value if _SAFE.fullmatch(value) else "'" + value.replace("'", "'\\''") + "'"
 
 
