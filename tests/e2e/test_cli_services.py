@@ -8,14 +8,18 @@ import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 from phalanx.client import Client
 from tests.e2e.test_cli_head import Shell, free_port
+from tests.e2e.test_gateway import Gateway
+from tests.pty_client import PtyClient
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
 
+ROOT = Path(__file__).parents[2]
 FILE = """
 type: service
 name: web
@@ -148,6 +152,57 @@ def test_model_is_served_without_a_file_by_the_engine_that_the_nodes_have(phalan
     (phalanx.work / "file.yaml").write_text(phalanx(*words, "--print", "--", "--max-model-len", "99").stdout)
     assert "is unchanged: revision 1" in phalanx("serve", "up", "file.yaml").stdout, "the file says the same"
     phalanx("serve", "down", "my-model")
+
+
+CHAT = f"""
+type: service
+name: talk
+run: exec {sys.executable} -m tests.fake_engine --port $PORT --chunks 400 --pause 0.02
+env: {{PYTHONPATH: "{ROOT}"}}
+replicas: 0..1
+ready: /health
+grace: 1s
+"""
+
+
+def test_chat_starts_the_first_replica_and_talks_with_it_or_through_the_gateway(phalanx):
+    (phalanx.work / "talk.yaml").write_text(CHAT)
+    assert "has no replica, as wanted" in phalanx("serve", "up", "talk.yaml").stderr
+    said = phalanx("chat", "talk", "--max-tokens", "3", "--stats", stdin="hello\n")
+    pid, *words = said.stdout.split()
+    assert words == ["1", "2"]
+    assert "waiting for a replica of talk" in said.stderr
+    assert "3 tokens in" in said.stderr
+    assert "(did you mean talk?)" in phalanx("chat", "tlak", "-m", "x", code=64).stderr
+    gateway, url = Gateway(phalanx), phalanx.home / "gateway-url"
+    try:
+        assert url.read_text() == gateway.url
+        found = phalanx.json("chat", "talk", "-m", "hello", "--max-tokens", "2")
+        assert (found["text"].split(), found["tokens"]) == ([pid, "1"], 2)
+        talk = PtyClient(*phalanx.argv("chat", "talk", "--stats"), env=phalanx.env)
+        talk.until("Ctrl-D leaves")
+        talk.until("> ")
+        talk.type("tell me more\n")
+        talk.until(f"{pid} 1 2 3 ")
+        talk.type("\x03")  # long before its 400 words
+        talk.until("(stopped)")
+        talk.until("tokens/s")
+        talk.type("again\n")
+        talk.until(f"{pid} 1 2 ")
+        talk.type("\x03")
+        talk.until("> ")
+        talk.type("\x04")
+        assert talk.end() == 0
+        port = phalanx.json("serve", "ps", "talk")["service"]["endpoints"][0]["port"]
+        seen = json.loads(urllib.request.urlopen(f"http://127.0.0.1:{port}/seen", timeout=30).read())
+        assert seen["cancelled"] == 2, "Ctrl-C reaches the engine"
+        token = (phalanx.home / "token").read_text().strip()
+        assert token not in json.dumps(seen), "no replica gets a key"
+    finally:
+        assert gateway.stop() == 0
+    assert not url.exists()
+    phalanx("serve", "down", "talk")
+    assert "was stopped" in phalanx("chat", "talk", "-m", "x", code=64).stderr
 
 
 def test_stopped_service_leaves_no_process(phalanx):

@@ -59,6 +59,7 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "serve": CommandEntry(
             "phalanx.cli.serve.command:serve", "Services: start, change, roll back and stop them; serve a model."
         ),
+        "chat": CommandEntry("phalanx.cli.serve.chat:chat", "Talk with the model of a service."),
         "scale": CommandEntry("phalanx.cli.jobs.services:scale", "Set the number of replicas of a service."),
         "sleep": CommandEntry("phalanx.cli.jobs.services:sleep", "Let replicas of a service free their GPUs."),
         "wake": CommandEntry("phalanx.cli.jobs.services:wake", "Wake sleeping replicas of a service."),

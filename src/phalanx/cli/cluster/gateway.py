@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from phalanx.cli.cluster.gateway_address import forget_gateway, remember_gateway
 from phalanx.cli.connection import connect
 from phalanx.cli.option_types import GrammarType
 from phalanx.core.errors import BadFile, BadRequest, PhalanxError
@@ -63,7 +64,7 @@ def gateway(
     change those that shall start on demand.
     """
     from phalanx.client.discovery import state_folder
-    from phalanx.wire.head_url import is_loopback
+    from phalanx.wire.head_url import is_loopback, joined_address
 
     try:
         from phalanx.gateway.head_link import GatewayHead
@@ -106,13 +107,23 @@ def gateway(
         print(f"gateway: {scheme}://{address}:{bound}/v1")
         print("next: OpenAI clients use it as their base URL, with a token of Phalanx as the API key", file=sys.stderr)
         sys.stdout.flush()
+        if is_loopback(address):
+            own.append(f"{scheme}://{joined_address(address, bound)}")
+            remember_gateway(own[0])
 
+    own: list[str] = []  # its address, for commands of this user
     trust = head.transport.trust(url) if url.startswith("https:") else None
-    run_gateway(
-        GatewayHead(url=current_url, headers=head.transport.headers, failed=head.transport.try_next_head, tls=trust),
-        options,
-        ready,
-    )
+    try:
+        run_gateway(
+            GatewayHead(
+                url=current_url, headers=head.transport.headers, failed=head.transport.try_next_head, tls=trust
+            ),
+            options,
+            ready,
+        )
+    finally:
+        for address_now in own:
+            forget_gateway(address_now)
 
 
 def _tls_context(cert: str | None, key: str | None) -> ssl.SSLContext | None:
