@@ -141,6 +141,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_node_tests.py",
     "tests/e2e/test_operator_hooks.py",
     "tests/e2e/test_ssh.py",
+    "tests/e2e/test_serving_campaign.py",
     "tests/e2e/test_web_programs_campaign.py",
     "tests/e2e/test_dev.py",
     "tests/e2e/test_ssh_lab.py",
@@ -424,6 +425,11 @@ SHARDS: tuple[Shard, ...] = (
         tests=("tests/e2e/test_data_campaign.py", "tests/unit/test_object_store_source.py"),
         sources=("node/data", "node/prepare", "api/nodes"),
         needs=("s3-tools",),
+    ),
+    Shard(
+        title="models served without a job file, over two nodes and from a job's outputs; chats with them",
+        tests=("tests/e2e/test_serving_campaign.py",),
+        sources=("cli/serve", "cli/jobs", "client", "core/lifecycle"),
     ),
     Shard(
         title="a notebook and an editor of jobs in a real Chromium, through the head",

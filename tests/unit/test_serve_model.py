@@ -1,10 +1,14 @@
 """`phalanx serve model` without a head: which files a model has, whether it fits, and the command line of each engine."""
 
+# A head of canned answers stands in for a client.
+# mypy: disable-error-code="arg-type"
+
 import json
 import os
 import shlex
 import subprocess
 
+import msgspec
 import pytest
 
 from phalanx.cli.serve.inference_engines import (
@@ -17,12 +21,15 @@ from phalanx.cli.serve.inference_engines import (
 from phalanx.cli.serve.model import choose_engine, service_name
 from phalanx.cli.serve.model_files import ModelFiles, model_files, read_model_files
 from phalanx.cli.serve.model_gpus import GpuModel, fitting_shape
+from phalanx.cli.serve.model_source import find_job_model, source_text
 from phalanx.cli.serve.node_probe import _SCRIPT, NodeAnswer, parse_answer
-from phalanx.core.errors import BadFile, BadRequest, Conflict, NeverFits
+from phalanx.core.errors import BadFile, BadRequest, Conflict, NeverFits, NotFound
 from phalanx.core.units import GIB
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.model_memory import ModelNeeds, fewest_gpus, fits
 from phalanx.core.work.request import spec_from_mapping
+from phalanx.wire.api.jobs import JobDetail
+from phalanx.wire.api.output import FileEntry, FilesReply
 
 VLLM, SGLANG, LLAMA = ENGINES
 LLAMA_8B = {
@@ -244,3 +251,78 @@ def test_engine_is_the_preferred_one_that_the_node_has_for_the_weights():
     with pytest.raises(BadRequest, match="neither vllm nor sglang"):
         chosen()
     assert engines_for(WeightsFormat.GGUF) == (LLAMA,)
+
+
+# ---- a model that a job wrote ---------------------------------------------------------------------------------------
+
+
+class Outputs:
+    """A head with one job: its files by folder."""
+
+    def __init__(self, *files, state="succeeded", step=900):
+        self.paths, self.state, self.step = files, state, step
+
+    def job(self, job_id):
+        progress = {"epoch": 1, "generation": 0, "step": self.step, "at_s": 0}
+        view = {
+            "id": job_id,
+            "seq": 1,
+            "name": "Tune",
+            "state": self.state,
+            "user": "ada",
+            "project": "p",
+            "queue": "q",
+        }
+        found = view | {"submit_s": 0, "output_dir": "/out/17-x", "progress": progress}
+        return msgspec.convert({"job": found, "attempts": []}, JobDetail)
+
+    def files(self, _job_id, path):
+        below = [one[len(path) :].lstrip("/") for one in self.paths if not path or one.startswith(path + "/")]
+        if path and not below:
+            raise NotFound(f"{path!r}: no such file in the job's outputs")
+        folders = sorted({one.partition("/")[0] for one in below if "/" in one})
+        entries = [FileEntry(path=f"{path}/{one}".lstrip("/"), kind="folder") for one in folders]
+        entries += [
+            FileEntry(path=f"{path}/{one}".lstrip("/"), kind="file", size_bytes=5) for one in below if "/" not in one
+        ]
+        return FilesReply(path=path, entries=entries)
+
+
+def hub(folder):
+    return [f"{folder}/config.json", f"{folder}/model.safetensors"]
+
+
+def source(head, word="17", folder=None):
+    found = find_job_model(head, word, folder)
+    return found.path, found.step
+
+
+def test_model_of_a_job_is_the_one_of_its_highest_step():
+    head = Outputs("log.txt", *hub("ckpt/checkpoint-500"), *hub("ckpt/checkpoint-1000"), "ckpt/checkpoint-2000/x.txt")
+    assert source(head) == ("/out/17-x/ckpt/checkpoint-1000", 1000)
+    assert source(head, "17:500") == ("/out/17-x/ckpt/checkpoint-500", 500)
+    assert source(head, folder="ckpt/checkpoint-500") == ("/out/17-x/ckpt/checkpoint-500", 500)
+    assert find_job_model(head, "17", None).size_bytes == 10
+    labels = find_job_model(head, "17", None).labels("ab12")
+    assert source_text(labels) == "of job 17, step 1000, sha256 ab12"
+    assert source_text({}) == ""
+
+
+def test_model_without_a_step_has_that_of_the_end_of_its_job():
+    assert source(Outputs("model.gguf")) == ("/out/17-x", 900)
+    assert source(Outputs(*hub("final"))) == ("/out/17-x/final", 900)
+    assert source(Outputs(*hub("final"), state="failed")) == ("/out/17-x/final", None)
+
+
+def test_job_without_one_model_to_choose_is_refused():
+    for files in ((), ("a.txt",), ("config.json",), ("x.safetensors",)):
+        with pytest.raises(NotFound, match="wrote no model to its outputs"):
+            source(Outputs(*files))
+    with pytest.raises(NotFound, match="no model of step 7"):
+        source(Outputs(*hub("step-8")), "17:7")
+    with pytest.raises(BadRequest, match="wrote 2 models: best, step-8"):
+        source(Outputs(*hub("step-8"), *hub("best")))
+    with pytest.raises(BadRequest, match="is not a step"):
+        source(Outputs(*hub("step-8")), "17:last")
+    with pytest.raises(NotFound, match="no such file"):
+        source(Outputs(*hub("step-8")), folder="none")

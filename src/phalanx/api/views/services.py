@@ -53,6 +53,7 @@ def service_detail(services: HeadServices, caller: Caller, service: Service) -> 
                 replicas=one.terms.range_text,
                 gpus=str(one.spec.role.gpus),
                 command=one.spec.command_line if whole else "",
+                labels=dict(one.spec.labels) if whole else {},
                 changes=revision_changes(older.spec, one.spec) if whole and older is not None else [],
             )
             for one, older in zip_longest(revisions, revisions[1:])

@@ -104,12 +104,12 @@ def gateway(
 
     def ready(bound: int) -> None:
         scheme = "http" if tls is None else "https"
-        print(f"gateway: {scheme}://{address}:{bound}/v1")
-        print("next: OpenAI clients use it as their base URL, with a token of Phalanx as the API key", file=sys.stderr)
-        sys.stdout.flush()
         if is_loopback(address):
             own.append(f"{scheme}://{joined_address(address, bound)}")
             remember_gateway(own[0])
+        print(f"gateway: {scheme}://{address}:{bound}/v1")
+        print("next: OpenAI clients use it as their base URL, with a token of Phalanx as the API key", file=sys.stderr)
+        sys.stdout.flush()
 
     own: list[str] = []  # its address, for commands of this user
     trust = head.transport.trust(url) if url.startswith("https:") else None

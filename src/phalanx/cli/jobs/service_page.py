@@ -7,6 +7,7 @@ from typing import Final
 
 from phalanx.cli import cells
 from phalanx.cli.list_output import ListView
+from phalanx.cli.serve.model_source import source_text
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.core.work.job import JobState
@@ -69,8 +70,10 @@ def service_view(detail: ServiceDetail, now_s: float) -> ListView:
 def service_page(detail: ServiceDetail, screen: Terminal, now_s: float) -> list[str]:
     """Return the lines of the page: headline, replicas with their endpoints, revisions."""
     service = detail.service
+    labels = next((one.labels for one in detail.revisions if one.number == service.revision), {})
     facts = {
         "command": service.command,
+        "model": source_text(labels),
         "who": f"{service.user}, project {service.project}, queue {service.queue}",
         "replicas": f"{_ready_text(service)}, range {service.replicas}, {service.gpus} {'GPU' if service.gpus == '1' else 'GPUs'} each",
         "port": f"{service.port or 'any free one'}, ready when {_check(service)}",

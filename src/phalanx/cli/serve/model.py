@@ -29,6 +29,7 @@ from phalanx.cli.serve.inference_engines import (
 )
 from phalanx.cli.serve.model_files import ModelFiles, read_model_files
 from phalanx.cli.serve.model_gpus import GpuModel, asked_gpus, candidate_nodes, fitting_shape, gpu_models
+from phalanx.cli.serve.model_source import find_job_model
 from phalanx.cli.serve.node_probe import NodeAnswer, ask_node
 from phalanx.cli.serve.rollout_options import apply_service, rollout_options
 from phalanx.core.errors import BadFile, BadRequest
@@ -87,6 +88,9 @@ class ModelCommand(DoubleDashCommand):
     "--ready", metavar="PATH", help="Path that answers once it is ready, or tcp; default: that of the engine."
 )
 @click.option("--no-sleep", is_flag=True, help="Without the routes that let replicas sleep and free their GPUs.")
+@click.option(
+    "--from-job", metavar="JOB[:STEP]", help="Serve the model that a job wrote to its outputs; DIR is a folder in them."
+)
 @click.option("--print", "as_file", is_flag=True, help="Print the job file, and start nothing.")
 @override_options
 @rollout_options
@@ -99,6 +103,7 @@ def model(
     replicas: str | None,
     ready: str | None,
     no_sleep: bool,
+    from_job: str | None,
     as_file: bool,
     detach: bool,
     timeout: str | None,
@@ -114,24 +119,29 @@ def model(
     phalanx serve model /models/llama-8b --gpus 2
     phalanx serve model /models/llama-8b --gpus 2 -- --max-model-len 8192
     phalanx serve model /models/qwen.gguf --engine llama.cpp --print
+    phalanx serve model --from-job 17 --gpus 1
     phalanx serve model /models/mine --engine command --ready /ping -- ./server --weights {model} --port {port}
     """  # noqa: D301 - click reads the backspace character itself
     words = words_after_dashes(context)
     if engine == COMMAND and not words:
         raise BadRequest("--engine command: there is no command after --", hint="-- ./server --port {port}")
-    if folder is None:
+    if folder is None and from_job is None:
         raise BadRequest("there is no folder with a model", hint="phalanx serve model DIR --gpus 1")
     head = connect()
     keys = changed_mapping({}, {**_NOTHING, **given})
     _make_venv_absolute(keys)
-    path, local = _locate(folder)
+    source = None if from_job is None else find_job_model(head, from_job, folder)
+    path, local = _locate(folder or "" if source is None else source.path)
     if local is not None and engine != COMMAND:
         local.formats()  # before a node is asked
     fleet = gpu_models(head.nodes())
     gpus = asked_gpus(keys)
     found = local
-    if engine is None or local is None or not shares_file_system(head):
-        answer = ask_node(head, keys, path, candidate_nodes(fleet, gpus))
+    digest = ""
+    if engine is None or local is None or source is not None or not shares_file_system(head):
+        digest_bytes = 0 if source is None else max(1, source.size_bytes)
+        answer = ask_node(head, keys, path, candidate_nodes(fleet, gpus), digest_bytes=digest_bytes)
+        digest = answer.digest
         found = answer.files
         if found is None:
             raise BadFile(
@@ -142,7 +152,7 @@ def model(
             engine = choose_engine(found, answer).name
             warn(f"{engine} is installed on node {answer.node}")
     assert found is not None  # here, or on the node
-    name = str(keys.get("name") or service_name(path))
+    name = str(keys.get("name") or service_name(path if source is None else source.job.name))
     own: dict[str, object] = {"name": name, "type": "service", "workdir": "/", "replicas": replicas or "1"}
     if engine == COMMAND:
         own |= {"run": own_command(words, path), "ready": ready or READY_TCP}
@@ -151,6 +161,8 @@ def model(
         row = next(one for one in ENGINES if one.name == engine)
         own |= _engine_keys(row, found, gpus, fleet, words, sleeps=not no_sleep)
         own |= {"ready": ready} if ready else {}
+    if source is not None:
+        own["labels"] = {**dict(keys.get("labels", {})), **source.labels(digest)}  # type: ignore[call-overload]
     whole = {**keys, **own, "env": {**dict(own.get("env", {})), **dict(keys.get("env", {}))}}  # type: ignore[call-overload]
     whole = {key: whole[key] for key in KEY_KINDS if key in whole and whole[key] not in (None, {}, [], "")}
     wanted = job_request_again(whole, {**_NOTHING})

@@ -11,7 +11,7 @@ from phalanx.cli.cells import bar, count, wait_text
 from phalanx.cli.jobs.job_follower import StatusLine
 from phalanx.cli.jobs.logs import print_tail
 from phalanx.cli.terminal import terminal
-from phalanx.core.errors import Conflict, PhalanxError, WaitTimedOut
+from phalanx.core.errors import Conflict, PhalanxError, Unreachable, WaitTimedOut
 from phalanx.core.lifecycle.service import ROLLOUT_RESTARTS_MAX
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
@@ -26,6 +26,7 @@ _POLL_FIRST_S: Final = 0.1
 _POLL_LAST_S: Final = 1.0
 _REPLICAS_MAX: Final = 2  # replicas in the status line
 _HINT_AFTER_S: Final = 15.0  # a replica that waits or does not answer for so long is worth a command to type
+_HEAD_AWAY_MAX_S: Final = 60.0  # a restart takes seconds; longer is for the user to see
 _LOG_LINES: Final = 10
 INTERRUPTED: Final = 130  # 128 + SIGINT
 
@@ -56,8 +57,17 @@ def _wait(
 ) -> int:
     begun_s, pause_s, hinted = time.monotonic(), _POLL_FIRST_S, False
     failed: JobView | None = None  # the replica that failed last: a rollout that is stopped removes it
+    answered_s = begun_s
     while True:
-        detail = head.service(name)
+        try:
+            detail = head.service(name)
+        except Unreachable as error:  # a head that restarts; replicas start on without it
+            if time.monotonic() - answered_s >= _HEAD_AWAY_MAX_S:
+                raise
+            status.show(f"no answer: {error.message}")
+            time.sleep(_POLL_LAST_S)
+            continue
+        answered_s = time.monotonic()
         failed = next((one for one in detail.replicas if one.revision == revision and one.restarts), failed)
         passed_s = time.monotonic() - begun_s
         end = end_of_wait(detail, revision)

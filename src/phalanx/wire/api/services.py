@@ -70,6 +70,7 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         command: only for the owner and project of the service.
+        labels: those of its file, only for the same callers. Those of a model that a job wrote name the job, its step and a digest.
         changes: against the next older revision that is kept; only for the same callers.
     """
 
@@ -80,6 +81,7 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     gpus: str = "0"
     command: str = ""
     changes: list[KeyChange] = []
+    labels: dict[str, str] = {}
 
 
 class ServiceReply(msgspec.Struct, frozen=True, kw_only=True):
