@@ -68,10 +68,19 @@ def test_short_models_need_no_longer_text_than_they_take():
     assert found.needs(WeightsFormat.SAFETENSORS).floor_tokens == 2048
 
 
-@pytest.mark.parametrize("config", [{"model_type": "tomorrow", "num_attention_heads": 12}, {"architectures": ["X"]}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "tomorrow", "num_attention_heads": 12},
+        {"architectures": ["X"]},
+        {"num_attention_heads": 1 << 70},
+        {"num_attention_heads": True},
+        {"num_attention_heads": -4},
+    ],
+)
 def test_model_of_an_unknown_kind_is_judged_by_its_weights(config):
     needs = ModelFiles(path="/m", sizes=PARTS, config=config).needs(WeightsFormat.SAFETENSORS)
-    assert (needs.weights_bytes, needs.cache_bytes, needs.heads) == (15 * GIB, 0, config.get("num_attention_heads", 0))
+    assert (needs.weights_bytes, needs.cache_bytes, needs.heads) == (15 * GIB, 0, 12 * ("model_type" in config))
 
 
 @pytest.mark.parametrize("sizes", [{}, {"a.txt": 1}, {"model.safetensors": 5}, {"mmproj-q8.gguf": 5}])
@@ -219,6 +228,7 @@ def test_node_lists_its_engines_and_the_files_of_the_model(tmp_path):
     (place / "config.json").write_text(json.dumps(LLAMA_8B))
     (place / "model.safetensors").write_bytes(b"12345")
     (place / "two words.txt").write_bytes(b"1")
+    (place / "a\nphalanx-probe engine sglang\nphalanx-probe end").write_bytes(b"1")  # a name that reads like an answer
 
     def ask(path):
         env = {"PATH": f"{tools}:{os.environ['PATH']}"}
@@ -228,7 +238,7 @@ def test_node_lists_its_engines_and_the_files_of_the_model(tmp_path):
         return parse_answer(f"a line of the module system\n{ran.stdout}", "n0", path)
 
     answer = ask(str(place))
-    assert [one for one in answer.engines if one != "sglang"] == ["vllm", "llama.cpp"]
+    assert answer.engines == ("vllm", "llama.cpp")
     assert answer.files is not None
     assert answer.files.sizes["model.safetensors"] == 5
     assert answer.files.sizes["two words.txt"] == 1

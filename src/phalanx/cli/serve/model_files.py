@@ -18,6 +18,7 @@ CONFIG_BYTES_MAX: Final = 1 << 20
 FILES_MAX: Final = 100_000
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _KV_DTYPE_BYTES: Final = 2  # keys and values in bfloat16, as engines keep them unless told otherwise
+_COUNT_MAX: Final = 1 << 30  # more heads or tokens than any model has
 _NAMES_MAX: Final = 4  # in one message
 
 
@@ -95,18 +96,21 @@ class ModelFiles:
         try:
             model = model_from_config(self.config, self.path, "")
         except PhalanxError:
-            heads = self.config.get("num_attention_heads")
-            return ModelNeeds(weights_bytes=size, heads=heads if isinstance(heads, int) and heads > 0 else 0)
+            return ModelNeeds(weights_bytes=size, heads=self._count("num_attention_heads"))
         latent = model.latent
         width = 2 * model.kv_heads * model.head_dim if latent is None else latent.kv_rank + latent.rope_dim
-        longest = self.config.get("max_position_embeddings")
         return ModelNeeds(
             weights_bytes=size,
             kv_bytes=model.layers * width * _KV_DTYPE_BYTES,
             kv_parts=model.kv_heads if latent is None else 1,
             heads=model.heads,
-            tokens_max=longest if isinstance(longest, int) and longest > 0 else 0,
+            tokens_max=self._count("max_position_embeddings"),
         )
+
+    def _count(self, key: str) -> int:
+        """Return a count of the config; 0 if it has none that can be."""
+        value = self.config.get(key)
+        return value if type(value) is int and 0 < value <= _COUNT_MAX else 0
 
 
 def read_model_files(path: str) -> ModelFiles | None:

@@ -31,7 +31,7 @@ _KEYS: Final = ("software", "setup", "image", "queue", "project", "nodelist", "e
 _MARK: Final = "phalanx-probe"  # begins the lines that are read; software may print others
 _SCRIPT: Final = (
     f'p() {{ printf "{_MARK} %s %s\\n" "$1" "$2"; }}; '
-    'for f in "$1" "$1"/*; do [ ! -f "$f" ] || p file "$(stat -Lc "%s %n" "$f")"; done; '
+    'for f in "$1" "$1"/*; do [ ! -f "$f" ] || p file "$(stat -Lc "%s %n" "$f" | tr "\n" " ")"; done; '
     f'[ ! -f "$1/config.json" ] || p config "$(head -c {CONFIG_BYTES_MAX} "$1/config.json" | base64 | tr -d "\\n")"; '
     + "".join(f"if ({one.installed}) >/dev/null 2>&1; then p engine {one.name}; fi; " for one in ENGINES)
     + 'if [ -n "$2" ]; then [ ! -d "$1" ] || cd "$1"; p digest "$(export LC_ALL=C; for f in *; do [ ! -f "$f" ] || sha256sum -- "$f"; done | sha256sum)"; fi; '
@@ -106,7 +106,7 @@ def parse_answer(text: str, node: str, path: str) -> NodeAnswer:
     for listed in found.get("file", [])[:FILES_MAX]:
         size, _, name = listed.partition(" ")
         if size.isdigit():
-            sizes[name.rpartition("/")[2]] = int(size)
+            sizes[name.rpartition("/")[2].removesuffix(" ")] = int(size)
     config = base64.b64decode(found.get("config", [""])[0]).decode("utf-8", "replace")
     files = model_files(path, sizes, config) if sizes else None
     digest = found.get("digest", [""])[0].partition(" ")[0]
