@@ -11,6 +11,9 @@ import time
 
 import pytest
 
+from phalanx.cli.jobs.get import _fetch
+from phalanx.client import Client
+from phalanx.core.errors import NotFound
 from tests.contract.api_head import TOKENS, ApiHead, until
 
 LARGE = 8 << 20
@@ -151,6 +154,19 @@ def test_file_that_changed_in_between_is_sent_again(bench, proxy, tmp_path):
     assert "53 files" in second.communicate(timeout=60)[0]
     assert second.returncode == 0
     same(tmp_path / "here", out)
+
+
+def test_download_of_nothing_leaves_no_folder(bench, tmp_path):
+    call, _ = bench
+    job_id = call.submit()
+    (tmp_path / "mine").mkdir()
+    with Client(call.url, TOKENS["user"]) as client:
+        shown = client.job(job_id).job
+        for folder in ("here", "mine"):
+            with pytest.raises(NotFound):
+                _fetch(client, shown, job_id, "", str(tmp_path / folder), label="")
+    assert os.listdir(tmp_path) == ["mine"]
+    assert os.listdir(tmp_path / "mine") == []
 
 
 def test_killed_upload_goes_on_and_sends_no_byte_twice(bench, proxy, tmp_path):

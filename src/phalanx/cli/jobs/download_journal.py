@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -39,6 +40,7 @@ class DownloadJournal:
         self.after = ""
         self.since_s = 0.0
         self.files = self.bytes = 0
+        self._made = "" if os.path.exists(folder) else folder
         try:
             os.makedirs(folder, exist_ok=True)
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -88,6 +90,13 @@ class DownloadJournal:
     def finish(self) -> None:
         """The download is complete."""
         os.unlink(self._path)
+
+    def discard(self) -> None:
+        """Nothing is to be downloaded: remove the note, and the folder if it was made for it."""
+        self.finish()
+        with contextlib.suppress(OSError):  # something else is in it by now
+            if self._made:
+                os.rmdir(self._made)
 
     def close(self) -> None:
         """Let another command go on. Idempotent."""

@@ -103,7 +103,7 @@ def _fetch(head: Client, job: JobView, job_id: str, path: str, folder: str, *, l
                 _fetch_rest(head, job_id, path, folder, journal, label=label)
             except NotFound:
                 if not journal.after:
-                    journal.finish()
+                    journal.discard()
                 raise
             except (Unreachable, IncompleteDownload):
                 failures = failures + 1 if _progress_of(journal, folder) == before else 0
