@@ -33,6 +33,10 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "run": CommandEntry("phalanx.cli.jobs.run:run", "Run a command or job file and follow it."),
         "submit": CommandEntry("phalanx.cli.jobs.submit:submit", "Submit a command or job file and return."),
         "rerun": CommandEntry("phalanx.cli.jobs.rerun:rerun", "Submit a job again, with other values if asked."),
+        "import": CommandEntry(
+            "phalanx.cli.jobs.import_job:import_",
+            "Make a job file of a task of SkyPilot or dstack, or of a batch script.",
+        ),
         "sweep": CommandEntry(
             "phalanx.cli.sweep.command:sweep", "Search parameters by many jobs, and stop the bad ones early."
         ),

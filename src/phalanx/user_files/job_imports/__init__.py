@@ -1,0 +1,1 @@
+"""Converts files of other tools to the keys of our job file."""

@@ -1,0 +1,84 @@
+"""What the files of several tools have in common: GPUs of each node, sizes, durations, datasets, and variables of the tool in a script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from phalanx.core.work.data_sources import local_path
+from phalanx.user_files.job_imports.job_draft import JobDraft, SourcePath
+
+_MEMORY_ONLY: Final = re.compile(r"([0-9]{1,6})\s*gb?\+?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)i?b?\+?", re.IGNORECASE)
+_REMOTE: Final = re.compile(r"(?:s3|gs|az|https?|hf)://")
+_NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9-]+")
+_NAME_MAX: Final = 63
+_DATA_NAME_MAX: Final = 32
+
+
+def gpus_of_nodes(nodes: int, choices: Sequence[tuple[str, str]]) -> str:
+    """The value of `gpus` for this many nodes and, on each, one of (model or "", number), the first that fits."""
+    counts = list(dict.fromkeys(count for _, count in choices))
+    if len(counts) == 1:
+        kinds = ",".join(dict.fromkeys(kind for kind, _ in choices if kind))
+        return _one_request(nodes, kinds, counts[0])
+    return "|".join(dict.fromkeys(_one_request(nodes, kind, count) for kind, count in choices))
+
+
+def gpu_kind(name: str) -> str:
+    """The name of a GPU model as we write it: `A100-80GB` is a100-80gb, `24GB+` is any model with so much memory."""
+    if found := _MEMORY_ONLY.fullmatch(name.strip()):
+        return f"any-{int(found[1])}gb"
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
+
+
+def size_text(text: str) -> str | None:
+    """A size such as `32`, `32GB`, `32+` as we write it; None if it is none. A number alone is GiB."""
+    found = _SIZE.fullmatch(text.strip())
+    return None if found is None else f"{found[1]}{(found[2] or 'g').upper()}"
+
+
+def service_name(draft: JobDraft, name: str, source: SourcePath) -> str:
+    """The name of a service: lower-case letters, digits and -. Notes a change."""
+    found = _NOT_IN_NAMES.sub("-", name.lower()).strip("-")[:_NAME_MAX].strip("-")
+    found = found if found[:1].isalpha() else f"s-{found}".rstrip("-")
+    if name and found != name:
+        draft.say(source, f"the service is called {found}: names have lower-case letters, digits and -")
+    return found
+
+
+def put_dataset(draft: JobDraft, target: str, address: str, source: SourcePath) -> None:
+    """Take over a bucket or folder that the tool puts at a path of the node, as a dataset."""
+    if not _REMOTE.match(address) and local_path(address) is None:
+        draft.leave(source, "it is a file of this machine: put it into the working directory, and submit with --copy")
+        return
+    name = re.sub(r"[^A-Za-z0-9]+", "_", target).strip("_")[-_DATA_NAME_MAX:].strip("_")
+    name = (name if name[:1].isalpha() else f"data_{name}")[:_DATA_NAME_MAX] or "data"
+    draft.put("data", address, source, item=name)
+    draft.say(source, f"each node copies it, read-only; its folder is $PHALANX_DATA_{name.upper()}, not {target[:100]}")
+
+
+def without_value(name: str) -> str:
+    """Why a variable without a value is left out."""
+    return f"it has no value: give it at submit (-e {name}), or as a secret (phalanx secrets set {name}, and secrets: [{name}])"
+
+
+def with_variables(draft: JobDraft, script: str, source: SourcePath, prefix: str, known: Mapping[str, str]) -> str:
+    """The script, with variables of the tool that it names set from ours before it. Notes those that have no counterpart."""
+    named = sorted(set(re.findall(rf"\b{prefix}[A-Z0-9_]+", script)))
+    for name in named:
+        if name not in known:
+            draft.say(source, f"nothing sets {name} here")
+    lines = [f'export {name}="{known[name]}"' for name in named if name in known]
+    if lines:
+        draft.say(
+            source,
+            f"{', '.join(name for name in named if name in known)} are set from variables of Phalanx at its start",
+        )
+    return "\n".join([*lines, script])
+
+
+def _one_request(nodes: int, kinds: str, count: str) -> str:
+    request = f"{kinds}:{count}" if kinds else count
+    return request if nodes == 1 and count == "1" else f"{nodes}x{request}"
