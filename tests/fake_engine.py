@@ -24,6 +24,7 @@ class Engine:
         self.cancelled = self.peak = self.now = 0
 
     def read_before(self, prompt: bytes) -> int:
+        prompt = prompt[: 1 << 16]
         ends = range(BLOCK, len(prompt) + 1, BLOCK)
         known = sum(1 for end in ends if prompt[:end] in self.blocks)
         self.blocks.update(prompt[:end] for end in ends)
@@ -61,7 +62,7 @@ class Engine:
         await answer.prepare(request)
         for word in words:
             await answer.write(b"data: " + json.dumps({"choices": [{"delta": {"content": word}}]}).encode() + b"\n\n")
-            await asyncio.sleep(self.pause_s)
+            await asyncio.sleep(asked.get("pause", self.pause_s))
         if asked.get("stream_options", {}).get("include_usage"):
             await answer.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
         await answer.write(b"data: [DONE]\n\n")

@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.e2e import gateway_hostile
 from tests.e2e.test_cli_head import Shell, free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -377,6 +378,66 @@ def test_hostile_bodies_get_a_4xx(gateway, name):
     status, body, _ = run(lambda session: gateway.ask(session, HOSTILE[name]))
     assert 400 <= status < 500, body[:300]
     assert json.loads(body)["error"]["message"]
+
+
+def rss_mib(process):
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+async def send_raw(port, payload):
+    """The status of the answer to these bytes; 0 if the connection was cut off without one."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = b""
+    with contextlib.suppress(ConnectionError, TimeoutError):  # some wait for bytes that never come
+        async with asyncio.timeout(20):
+            writer.write(payload)
+            await writer.drain()
+            answer = await reader.read(64 << 10)
+    writer.transport.abort()
+    return int(answer.split()[1]) if answer.startswith(b"HTTP/") else 0
+
+
+def test_hostile_requests_cost_no_memory_and_get_no_5xx(phalanx, gateway):
+    until_ready(phalanx, 1)
+    port = int(gateway.url.rsplit(":", 1)[1])
+    hostile = gateway_hostile.requests(gateway.key)
+    assert len(hostile) >= 60
+
+    async def send_all():
+        return dict(zip(hostile, await asyncio.gather(*(send_raw(port, one) for one in hostile.values())), strict=True))
+
+    first = asyncio.run(send_all())
+    before = rss_mib(gateway.process)
+    found = asyncio.run(send_all())
+    assert {name: status for name, status in (first | found).items() if status >= 500} == {}
+    alone = asyncio.run(send_raw(port, hostile["body-duplicate-model"]))
+    assert alone == 200, "the last of two keys holds, as at the engines"
+    assert {found[name] for name in ("no-key", "wrong-key", "long-key", "basic-key")} == {401}
+    assert found["gzip-bomb"] == 413
+    assert found["foreign-project"] == 403
+    assert rss_mib(gateway.process) - before < 32
+    assert run(lambda session: gateway.chat(session, "fine", max_tokens=1))[0] == 200
+
+
+def test_clients_that_do_not_read_cost_no_memory(phalanx, gateway):
+    until_ready(phalanx, 1)
+    port = int(gateway.url.rsplit(":", 1)[1])
+    body = b'{"model": "chat", "messages": [], "stream": true, "chunks": 200000, "pause": 0}'
+    payload = gateway_hostile.http(gateway.key, body=body)
+
+    async def hold():
+        before = rss_mib(gateway.process)
+        held = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(8)]
+        for _, writer in held:
+            writer.write(payload)
+        await asyncio.sleep(3.0)  # 8 streams of 9 MB would have come
+        grown = rss_mib(gateway.process) - before
+        for _, writer in held:
+            writer.transport.abort()
+        return grown
+
+    assert asyncio.run(hold()) < 32
 
 
 def test_a_compressed_body_reaches_the_engine_as_text(phalanx, gateway):

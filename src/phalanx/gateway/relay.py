@@ -18,6 +18,7 @@ from typing import Final
 import aiohttp
 import msgspec
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from phalanx.gateway.fair_queue import WaitingRoomFull
 from phalanx.gateway.head_link import HeadAway, HeadLink, may_use
@@ -26,6 +27,7 @@ from phalanx.gateway.refusals import Refused
 from phalanx.gateway.request_accounts import RequestAccount, RequestAccounts, read_headers
 from phalanx.gateway.routing import RoutedReplica, expected_tokens
 from phalanx.gateway.services import RoutedService, ServiceTable
+from phalanx.gateway.slow_clients import BODY_S
 from phalanx.wire.api.head import CurrentUser
 
 ROUTES: Final = (
@@ -483,7 +485,12 @@ def _is_stream(upstream: aiohttp.ClientResponse) -> bool:
 
 async def _read(request: web.Request) -> bytes:
     try:
-        return await request.read()
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except (HttpProcessingError, web.RequestPayloadError) as error:
+        raise Refused(400, f"the body cannot be read: {type(error).__name__}", "invalid_body") from None
+    except TimeoutError:
+        raise Refused(408, f"the body did not arrive within {BODY_S:g} s", "timeout") from None
     except web.HTTPRequestEntityTooLarge:
         raise Refused(413, f"a request has at most {BODY_MAX >> 20} MiB", "too_large") from None
 

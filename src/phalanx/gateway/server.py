@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import ssl
 import uuid
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
+from aiohttp.http_exceptions import PayloadEncodingError
 
 from phalanx.core.errors import BadRequest
 from phalanx.gateway.head_link import GatewayHead, HeadLink
@@ -20,6 +23,7 @@ from phalanx.gateway.rate_limits import RateLimiter
 from phalanx.gateway.relay import BODY_MAX, ROUTES, RequestRelay
 from phalanx.gateway.request_accounts import RequestAccounts
 from phalanx.gateway.services import ServiceTable
+from phalanx.gateway.slow_clients import SlowClients
 from phalanx.gateway.usage_link import UsageLink
 from phalanx.gateway.usage_meter import UsageMeter
 
@@ -75,14 +79,21 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
     )
     await relay.open()
     runner = web.AppRunner(
-        _app(relay), handler_cancellation=True, access_log=None, shutdown_timeout=DRAIN_S, keepalive_timeout=75.0
+        _app(relay),
+        handler_cancellation=True,
+        access_log=None,
+        logger=_http_log(),
+        shutdown_timeout=DRAIN_S,
+        keepalive_timeout=75.0,
     )
     await runner.setup()
     site = web.TCPSite(
         runner, options.host, options.port, ssl_context=options.tls, reuse_port=options.shared, backlog=4096
     )
+    assert runner.server is not None  # set up above
+    slow = SlowClients(runner.server)
     stop = asyncio.Event()
-    following = [asyncio.create_task(one) for one in (link.run(), shares.run(), usage.run())]
+    following = [asyncio.create_task(one) for one in (link.run(), shares.run(), slow.run(), usage.run())]
     for task in following:
         task.add_done_callback(lambda _: stop.set())  # it ends by an error alone, which then ends the gateway
     try:
@@ -108,6 +119,14 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
         for task in following:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+
+def _http_log() -> logging.Logger:
+    """The log of the HTTP server, without requests that are none: anyone can send them, and they may quote a key."""
+    log = logging.getLogger("phalanx.gateway.http")
+    wrong = (HttpProcessingError, PayloadEncodingError, web.RequestPayloadError)
+    log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], wrong)))
+    return log
 
 
 def _app(relay: RequestRelay) -> web.Application:
