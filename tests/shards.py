@@ -98,6 +98,7 @@ SAMPLES: tuple[Sample, ...] = (
     Sample(tests="tests/e2e/test_zygote.py::test_a_warm_script_does_what_a_cold_one_does[", keep=3),
     Sample(tests="tests/hostile/test_files.py::test_spoilt_file_ends_in_one_clear_line[", keep=2),
     Sample(tests="tests/hostile/test_files.py::test_spoilt_state_folder_ends_in_one_clear_line[", keep=3),
+    Sample(tests="tests/property/test_load_traces.py::test_trace[", keep=4),
     Sample(tests="tests/property/test_storms.py::test_storm[", keep=12),
     Sample(tests="tests/property/test_storms.py::test_storm_under_another_policy[", keep=6),
     Sample(tests="tests/unit/test_hostile_yaml.py::test_is_refused_in_one_printable_line[", keep=20),

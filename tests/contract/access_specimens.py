@@ -388,6 +388,7 @@ SPECIMENS = {
     "GET /v1/services/{service_id}": lambda case: Ask(f"/v1/services/{case.service()}"),
     "GET /v1/services/{service_id}/request": lambda case: Ask(f"/v1/services/{case.service()}/request"),
     "PATCH /v1/services/{service_id}": change_service,
+    "POST /v1/gateways/load": lambda case: Ask("/v1/gateways/load", {"gateway": "gateway-1", "services": []}),
     "POST /v1/services/{service_id}/stop": lambda case: Ask(f"/v1/services/{case.service()}/stop"),
     "HEAD /v1/blobs/{sha256}": known_blob("/v1/blobs/{}"),
     "PUT /v1/blobs/{sha256}": blob,

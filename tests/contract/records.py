@@ -38,6 +38,7 @@ from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.request_limits import RequestLimits
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
+from phalanx.core.work.scale_terms import ScaleTerms
 from phalanx.core.work.secret import Secret, SecretScope, secret_id
 from phalanx.core.work.service import Revision, Service
 from phalanx.core.work.service_terms import ServiceTerms
@@ -187,7 +188,8 @@ def service(name="web", **fields):
 
 
 def revision(number=1):
-    terms = ServiceTerms(replicas_min=1, replicas_max=4, ready="/health")
+    scale = ScaleTerms(ttft_s=0.5, queue_s=2.0, kv=0.8, in_flight=16, idle_s=60.0)
+    terms = ServiceTerms(replicas_min=1, replicas_max=4, ready="/health", scale=scale)
     spec = replace(job(1).spec, name="web", service=terms)
     return Revision(service=ServiceId("web"), number=number, spec=spec, by=UserId("ann"), created_s=1000.5)
 
@@ -325,7 +327,7 @@ def one_of_each_kind():
         GatewayMark(id="0a1b", sequence=7, at_s=9.5),
         job(1, RUNNING, epoch=1),
         attempt(1),
-        service(),
+        service(scale=2, load_replicas=3, load_why="2.4s queue wait at 2 replicas", load_s=1001.5),
         revision(),
         key(1),
     )

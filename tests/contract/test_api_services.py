@@ -176,3 +176,31 @@ def test_others_see_that_it_is_there_and_not_what_it_runs(n0, call):
     hidden = show(call, "viewer")
     assert (hidden["service"]["command"], hidden["revisions"][0]["command"]) == ("", "")
     assert hidden["service"]["state"] == "starting"
+
+
+def test_load_is_taken_from_those_who_may_change_the_service(n0, call):
+    submit(call, replicas="0..3", scale={"queue": "2s", "in_flight": 4})
+    report = {"gateway": "gateway-1", "services": [{"service": "web", "waiting": 1, "first_tokens": {"50": 2}}]}
+    report["services"].append({"service": "nosuch"})
+    assert show(call)["load"] is None
+    assert call("viewer", "POST", "/v1/gateways/load", report).status_code == 403
+    other = call("other", "POST", "/v1/gateways/load", report)
+    assert other.json() == {"ignored": ["nosuch", "web"]}
+    answer = call("operator", "POST", "/v1/gateways/load", report)
+    assert (answer.status_code, answer.json()) == (200, {"ignored": ["nosuch"]})
+    told = [line["action"] for line in call("admin", "GET", "/v1/audit").json()["lines"]]
+    assert "POST /v1/gateways/load" not in told, "one each second would be a commit each second"
+    found = show(call)
+    assert (found["service"]["desired"], found["service"]["load_why"]) == (1, "a request waits for the first replica")
+    assert found["service"]["scale"] == {"queue": "2s", "in_flight": "4", "idle": "10m"}
+    assert (found["load"]["waiting"], found["load"]["gateways"]) == (1, 1)
+    least = call("user", "PATCH", "/v1/services/web", {"replicas": 2}).json()["service"]["least"]
+    assert (least, call("user", "PATCH", "/v1/services/web", {"replicas": "auto"}).json()["service"]["least"]) == (2, 0)
+    for body in (
+        {**report, "gateway": "../x"},
+        {**report, "services": [{"service": "web", "waiting": -1}]},
+        {**report, "services": [{"service": "web", "first_tokens": {"999": 1}}]},
+        {**report, "services": [{"service": "web", "kv": 2.0}]},
+        {**report, "more": 1},
+    ):
+        assert call("operator", "POST", "/v1/gateways/load", body).status_code == 400

@@ -39,6 +39,7 @@ PASSING = {
     "POST /v1/gateways/{gateway_id}/demand": "gateways repeat it every second",
     "POST /v1/node/lease": "leases live in memory; a head that starts presumes each of them",
     "POST /v1/node/samples": "telemetry",
+    "POST /v1/gateways/load": "figures live in memory; gateways repeat theirs each second",
     "POST /v1/node/data": "addresses live in memory; nodes repeat theirs every few seconds",
     "POST /v1/node/exec/{session_name}/output": "a session ends with the head",
     "WEBSOCKET /v1/jobs/{job_id}/exec": "a session ends with the head",

@@ -479,3 +479,37 @@ def test_off_loopback_it_wants_tls(phalanx):
     with contextlib.suppress(FileNotFoundError):
         done = phalanx("gateway", "--address", "0.0.0.0", "--tls-cert", "a.pem", code=64)
         assert "belong together" in done.stderr
+
+
+SCALED = FILE.replace("name: chat", "name: tide").replace("--pause 0.01", "--pause 0.05") + (
+    "scale: {in_flight: 4, queue: 2s, idle: 10s}\n"
+)
+
+
+def test_replicas_follow_load_from_zero_and_back(phalanx, gateway):
+    (phalanx.work / "tide.yaml").write_text(SCALED)
+    phalanx("submit", "tide.yaml")
+    time.sleep(1.1)  # two of the gateway's looks at the list
+    body = {"model": "tide", "messages": [], "stream": True}
+
+    async def load(session):
+        first = await gateway.ask(session, body)
+        end_s = time.monotonic() + 60
+        more = []
+        while phalanx.json("show", "tide")["service"]["ready"] < 2:
+            assert time.monotonic() < end_s
+            more += await asyncio.gather(*(gateway.ask(session, body) for _ in range(8)))
+        return [first, *more]
+
+    answers = run(load)
+    assert {status for status, _, _ in answers} == {200}
+    assert all(len(words(text)[0]) == 20 for _, text, _ in answers)
+    why = phalanx("why", "tide").stdout
+    assert "2 replicas since" in why
+    assert "8 requests, 4 for each replica" in why
+    limit_s = time.monotonic() + 60
+    while phalanx.json("show", "tide")["service"]["state"] != "sleeping":
+        assert time.monotonic() < limit_s
+        time.sleep(0.3)
+    assert "no request for 10s" in phalanx("why", "tide").stdout
+    phalanx("cancel", "tide")

@@ -75,6 +75,7 @@ SERVICE = {
     "gpus": 1,
     "sleep": "/sleep?level=1",
     "wake": "/wake_up",
+    "scale": {"ttft": "500ms", "queue": "2s", "kv": "80%", "in_flight": 16, "idle": "10m"},
 }
 
 
@@ -282,6 +283,23 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
         "list_services": Good(query={"stopped": "true"}),
         "submit_service": Good(body=SERVICE),
         "change_service": Good(body={"replicas": 2}),
+        "report_load": Good(
+            body={
+                "gateway": "0123456789abcdef",
+                "services": [
+                    {
+                        "service": "web",
+                        "in_flight": 3,
+                        "waiting": 2,
+                        "oldest_wait_s": 0.5,
+                        "arrived": 4,
+                        "first_tokens": {"50": 2},
+                        "unanswered": {"60": 1},
+                        "kv": 0.5,
+                    }
+                ],
+            }
+        ),
         "put_profile": Good(
             body=encode_record(
                 Profile(

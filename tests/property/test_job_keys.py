@@ -140,6 +140,9 @@ VALUES = {
     "ready_within": TIMES,
     "sleep": st.just("/sleep?level=1"),
     "wake": st.just("/wake_up"),
+    "scale": st.sampled_from(
+        [{"queue": "2s"}, {"ttft": "500ms", "kv": "80%", "idle": "1h"}, {"in_flight": 16}, {"queue": "0.25s"}]
+    ),
 }
 RARE = frozenset(
     {"share", "within", "prefer", "slice", "slice_within", "plan", "image", "slurm", "depends_on", "nodes"}
@@ -150,6 +153,7 @@ OF_SERVICES = {"type": "service", "run": "vllm serve", "name": "web"}
 # What a key needs beside it.
 BESIDE = {
     **dict.fromkeys(("replicas", "port", "ready", "ready_within"), OF_SERVICES),
+    "scale": {**OF_SERVICES, "replicas": "0..4"},
     "share": {"run": "a", "gpus": "1/4"},
     "sleep": {**OF_SERVICES, "gpus": 1, "wake": "/w"},
     "wake": {**OF_SERVICES, "gpus": 1, "sleep": "/s"},

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from phalanx.api.auth.secret_seal import SecretKeys
 from phalanx.controller.leases import Renewal
+from phalanx.controller.load_scaler import LoadNow
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.read_snapshot import ReadSnapshot
 from phalanx.controller.step_result import Answer
@@ -20,7 +21,7 @@ from phalanx.core.accounting.usage_states import PartState, UsageState
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import NodeTemplate
-from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
+from phalanx.core.ids import Epoch, JobId, NodeId, ServiceId, SupervisorId
 from phalanx.core.resources import Resources
 from phalanx.core.scheduling.feasibility import FeasibilityChecker
 from phalanx.core.state.events import Request, SubmitJob
@@ -102,6 +103,9 @@ class ControllerClient(Protocol):
     def wait_reasons(self) -> Mapping[JobId, WaitReason]:
         """Why each pending job waits, according to the newest scheduling cycle."""
         ...
+
+    def load_of(self, service_id: ServiceId) -> LoadNow | None:
+        """Return the load of a service now; None if no gateway has reported it for a while."""
 
     @property
     def feasibility(self) -> FeasibilityChecker | None:

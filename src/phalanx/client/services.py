@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from phalanx.client.api_calls import ApiCalls, LazyModule, decode_record, encode_body, path_segment
 
@@ -43,8 +43,8 @@ class ServicesApi(ApiCalls):
         """Roll out an existing revision."""
         return self._change_service(name, {"revision": revision})
 
-    def scale_service(self, name: str, replicas: int) -> api.ServiceView:
-        """Set the number of replicas; 0 ends all."""
+    def scale_service(self, name: str, replicas: int | Literal["auto"]) -> api.ServiceView:
+        """Set the number of replicas; 0 ends all. If the number follows load, this is the least; "auto" for none."""
         return self._change_service(name, {"replicas": replicas})
 
     def sleep_service(self, name: str, *, asleep: int | None = None, awake: int | None = None) -> api.ServiceView:

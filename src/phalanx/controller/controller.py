@@ -22,6 +22,7 @@ from phalanx.controller.leases import (
     UNCLAIMED,
     LeaseBook,
 )
+from phalanx.controller.load_scaler import LoadScaler
 from phalanx.controller.maintenance_notices import NewAttemptNotices
 from phalanx.controller.read_snapshot import ReadSnapshot, hypothetical_jobs, take_read_snapshot
 from phalanx.controller.requests import registry
@@ -54,7 +55,7 @@ from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import Event, PreparePlannedStop, Request, SubmitJob
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.records import IDEMPOTENCY
-from phalanx.core.state.reports import IdleJobsObserved, SupervisorRegistered
+from phalanx.core.state.reports import IdleJobsObserved, LoadObserved, SupervisorRegistered
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import (
@@ -88,6 +89,7 @@ class Controller:
         waits: why each pending job waits, computed on access; read by the API, never stored.
         stats: counters since the start, for metrics.
         feasibility: judges whether a job can ever start, for submits, the scheduler, and readers on other threads.
+        load_scaler: follows the load of services; its figures are read by the API.
         device_facts: reads what is known of the speed of device models; None: nothing.
     """
 
@@ -112,6 +114,7 @@ class Controller:
     _incarnations: SupervisorIncarnations = field(init=False)
     _services: ServiceReconciler = field(init=False)
     _staging: StagingKeeper = field(init=False)
+    load_scaler: LoadScaler = field(init=False)
     _limits_s: dict[JobId, float] = field(default_factory=dict)  # armed time limit of each live attempt
     # State in which each gang was last sent a command, and when: the start of its reminder interval.
     _commanded: dict[JobId, tuple[AttemptState, float]] = field(default_factory=dict)
@@ -129,6 +132,7 @@ class Controller:
         self._incarnations = SupervisorIncarnations(self.head_id)
         self._services = ServiceReconciler(self.world)
         self._staging = StagingKeeper(self.world)
+        self.load_scaler = LoadScaler(self.world)
         self._losses = FleetFailureRate(self.world)
         self._rulebook = Rulebook(self.world, self.settings.rules)
         self.scheduler = Scheduler(self.policy, feasibility=self.feasibility)
@@ -188,6 +192,7 @@ class Controller:
             self._idle.update(context)
             self._idle_limits.update(context)
             context.update_bad_nodes()
+            self.load_scaler.update(context)
             self._services.update(context)
             self._staging.update(context)
             context.settle_dependents()  # before the cycle, so that released jobs and new replicas can start in this step
@@ -303,6 +308,8 @@ class Controller:
                 if isinstance(event, SupervisorRegistered) and event.seat is None:
                     self._check_incarnation(event, context.now.boot_s)
                 reports.handle_report(context, event)
+                if isinstance(event, LoadObserved):
+                    self.load_scaler.observe(event, context.now.boot_s)
                 if isinstance(event, SupervisorRegistered):
                     name = event.node.id if event.seat is None else event.seat.name
                     self.leases.grant(name, event.supervisor_id, context.now.boot_s)

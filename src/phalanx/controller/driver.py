@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar, cast
 from phalanx.controller.audit_trail import AnsweredCalls, AuditTrail
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
+from phalanx.controller.load_scaler import LoadNow
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.provider_calls import ProviderCalls
 from phalanx.controller.read_snapshot import ReadSnapshot
@@ -29,7 +30,7 @@ from phalanx.core.fleet.capacity import fleet_resources
 from phalanx.core.fleet.fitness import DISK_FREE_BYTES, FULL_DISK
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import Epoch, JobId, NodeId
+from phalanx.core.ids import Epoch, JobId, NodeId, ServiceId
 from phalanx.core.resources import Resources
 from phalanx.core.scheduling.feasibility import FeasibilityChecker
 from phalanx.core.scheduling.job_speeds import estimate_texts
@@ -134,6 +135,10 @@ class ControllerDriver:
         scheduler = self.controller.scheduler
         with self.controller.guard:
             return estimate_texts(scheduler.fleet_index.device_models, scheduler.speeds.estimate(job))
+
+    def load_of(self, service_id: ServiceId) -> LoadNow | None:
+        """The load of a service now, as gateways reported it; None if none did for a while."""
+        return self.controller.load_scaler.load_of(service_id, self.clock.boottime_s())
 
     def pending_jobs(self) -> list[Job]:
         """All pending jobs, in submit order. For statistics only: may include a change that is not committed yet."""

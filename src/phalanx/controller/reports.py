@@ -19,6 +19,7 @@ from phalanx.core.state.reports import (
     DatasetsHeld,
     DiskFreed,
     IdleJobsObserved,
+    LoadObserved,
     NodeDied,
     NodeHealthReported,
     NodeListed,
@@ -71,8 +72,8 @@ def handle_report(context: StepContext, report: Report) -> None:
             for use in report.attempts:
                 context.change.put(use)
             context.change.put(report.mark)
-        case IdleJobsObserved():
-            pass  # for the idle policies of queues, which judge them in the same step
+        case IdleJobsObserved() | LoadObserved():
+            pass  # for the idle policies of queues, and for the scaling of services: they judge it in the same step
         case BudgetReached():
             prices.warn_of_budget(context, report)
         case OutputsReached():

@@ -57,6 +57,11 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
+def format_latency(seconds: float) -> str:
+    """Format a short time: `85ms`, `2.4s`."""
+    return f"{seconds * 1000:.0f}ms" if seconds < 1 else format_duration(seconds)
+
+
 def exact_duration(seconds: float) -> str:
     """Format seconds so that `parse_duration_s` gives them again: `2h`, `1h30m`, `1d12h`, `2.5s`."""
     if not seconds.is_integer():

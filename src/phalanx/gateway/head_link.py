@@ -21,6 +21,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import ProjectId
 from phalanx.core.work.users import Action, UserRole
 from phalanx.durable_files import replace_file
+from phalanx.gateway.load_reports import LoadReporter
 from phalanx.gateway.services import RoutedService, ServiceTable
 from phalanx.wire.api.head import CurrentUser
 from phalanx.wire.api.services import ProjectTerms, ServiceList, ServiceView
@@ -80,6 +81,7 @@ class HeadLink:
         self._session: aiohttp.ClientSession | None = None
         self._keys: OrderedDict[bytes, KeyOwner] = OrderedDict()
         self._rejected: OrderedDict[bytes, float] = OrderedDict()  # apart, so that wrong keys displace no good one
+        self.load = LoadReporter(table, self._send_load)
         self._woken_s: dict[str, float] = {}
         self._saved = b""
         self.answered_s = 0.0  # monotonic time of the last list; 0 before the first
@@ -96,10 +98,15 @@ class HeadLink:
         connector = aiohttp.TCPConnector(ssl=self._head.tls if self._head.tls is not None else True)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session:
             self._session = session
-            while True:
-                with contextlib.suppress(HeadAway):
-                    await self._refresh()
-                await asyncio.sleep(POLL_S)
+            reporting = asyncio.create_task(self.load.run())
+            try:
+                while not reporting.done():
+                    with contextlib.suppress(HeadAway):
+                        await self._refresh()
+                    await asyncio.sleep(POLL_S)
+                await reporting  # it ends by an error alone
+            finally:
+                reporting.cancel()
 
     async def _refresh(self) -> None:
         views: list[ServiceView] = []
@@ -162,7 +169,11 @@ class HeadLink:
         return user
 
     async def want_replica(self, service: RoutedService) -> None:
-        """Ask for a replica of a service that has none awake; at most every few seconds."""
+        """Ask for a replica of a service that has none awake; at most every few seconds. The load is enough where the number follows it."""
+        if service.view.scale:
+            if not service.replicas:
+                self.load.report_soon()
+            return
         name, now_s = str(service.view.name), time.monotonic()
         if now_s - self._woken_s.get(name, -WAKE_EVERY_S) < WAKE_EVERY_S:
             return
@@ -190,6 +201,11 @@ class HeadLink:
             HeadAway: the head does not answer.
         """
         return await self._ask(method, path, {**self._own_headers(), "Content-Type": "application/json"}, body)
+
+    async def _send_load(self, body: bytes) -> None:
+        """Post a report of the load."""
+        with contextlib.suppress(HeadAway):
+            await self.ask_own("POST", "/v1/gateways/load", body)
 
     async def _ask(
         self, method: str, path: str, headers: dict[str, str], body: bytes | None = None

@@ -22,6 +22,7 @@ from aiohttp.http import HttpProcessingError
 
 from phalanx.gateway.fair_queue import WaitingRoomFull
 from phalanx.gateway.head_link import HeadAway, HeadLink, may_use
+from phalanx.gateway.load_reports import StreamTimer
 from phalanx.gateway.metrics import GatewayMetrics
 from phalanx.gateway.refusals import Refused
 from phalanx.gateway.request_accounts import RequestAccount, RequestAccounts, read_headers
@@ -199,8 +200,8 @@ class RequestRelay:
                 user, service, asked, prompt_bytes=prompt_bytes, tokens=wanted.tokens, priority=wanted.priority or 0
             )
             try:
-                with self.metrics.in_flight(name):
-                    answer = await self._serve_within(asked.timeout_s, request, service, wanted, body, account)
+                with self.metrics.in_flight(name), self.head.load.meter(name).request(stream=wanted.stream) as timer:
+                    answer = await self._serve_within(asked.timeout_s, request, service, wanted, body, account, timer)
             finally:
                 account.close()
         except _Answered as given:
@@ -252,8 +253,9 @@ class RequestRelay:
         wanted: _Request,
         body: bytes,
         account: RequestAccount,
+        timer: StreamTimer,
     ) -> web.StreamResponse:
-        line = _Line(self, request, service, account, stream=wanted.stream)
+        line = _Line(self, request, service, account, timer, stream=wanted.stream)
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._serve(request, service, wanted, body, line)
@@ -307,6 +309,7 @@ class RequestRelay:
             count = _TokenCount(streamed=_is_stream(upstream))
             try:
                 async for chunk in upstream.content.iter_any():
+                    line.timer.first_token()
                     count.add(chunk)
                     await answer.write(chunk)
             except (
@@ -341,9 +344,11 @@ class _Line:
         request: web.Request,
         service: RoutedService,
         account: RequestAccount,
+        timer: StreamTimer,
         *,
         stream: bool,
     ) -> None:
+        self.timer = timer
         self._relay, self._request, self._service, self._stream = relay, request, service, stream
         self.account = account
         self._held: web.StreamResponse | None = None
@@ -360,6 +365,7 @@ class _Line:
             await self._wait(until_s, first=first)
             first = True  # one that was called, and came too late, keeps its place
             found = self._service.choose(prompt, limit, failed) or self._service.choose(prompt, limit)
+        self.timer.chosen()
         chosen, tokens = found
         try:
             with self.account.at_replica(chosen.job_id):
@@ -377,6 +383,7 @@ class _Line:
             full = f"{len(service.waiting)} requests wait for a replica of {name}, which is the most"
             raise Refused(429, full, "too_many_waiting", retry_after_s=10) from None
         self._relay.metrics.waits(name)
+        self.timer.waits()
         try:
             while not waiting.called.is_set():
                 await self._relay.head.want_replica(service)

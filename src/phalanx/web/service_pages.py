@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from phalanx.core.units import format_latency
 from phalanx.core.work.job import JobState
 from phalanx.core.work.service import ServiceState
 from phalanx.web.cells import live, moment, state_word
 from phalanx.web.document import Viewer, document
 from phalanx.web.html import Child, Html, element, facts, join, link, table
-from phalanx.wire.api.services import ServiceDetail, ServiceView, replica_state
+from phalanx.wire.api.services import LoadView, ServiceDetail, ServiceView, replica_state
 
 
 def services_page(services: Sequence[ServiceView], more: int, viewer: Viewer) -> Html:
@@ -45,6 +46,9 @@ def service_page(detail: ServiceDetail, viewer: Viewer, *, may_change: bool) -> 
             ("State", join(state_word(service.state.value), f" {service.detail}" if service.detail else "")),
             ("Replicas", _readiness(service)),
             ("Range", f"{service.replicas}, {service.gpus} {'GPU' if service.gpus == '1' else 'GPUs'} each"),
+            ("Targets", ", ".join(f"{name} {text}" for name, text in service.scale.items())),
+            ("Load", _load(detail.load)),
+            ("Wanted since", join(moment(service.load_s), f": {service.load_why}") if service.load_why else ""),
             ("Revision", _rollout(service)),
             ("Last failure", service.failure),
             ("Port", f"{service.port or 'any free one'}; ready when {check}"),
@@ -119,6 +123,15 @@ def _readiness(service: ServiceView) -> Html:
     if service.asleep_wanted:
         text += f", {service.asleep} of {service.asleep_wanted} asleep"
     return join(text, _bar(service.ready, awake, text))
+
+
+def _load(load: LoadView | None) -> str:
+    """Return the load as gateways report it; "" if none does."""
+    if load is None:
+        return ""
+    waits = f" for up to {format_latency(load.oldest_wait_s)}" if load.waiting else ""
+    first = f"; first token {format_latency(load.ttft_s)}" if load.ttft_s else ""
+    return f"{load.in_flight} in flight, {load.waiting} waiting{waits}{first}; {load.needed} replicas needed"
 
 
 def _rollout(service: ServiceView) -> Html:

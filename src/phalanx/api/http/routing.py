@@ -77,7 +77,7 @@ class RouteDeclaration:
         body_limit: name of the field of `Limits` that limits the body.
         scope: whose objects it acts on, if that differs from the default of its action (core.access.rules).
         other_replies: further kinds of replies.
-        transient: its changes do not last (a dry run), so it leaves no line in the audit trail.
+        transient: its changes do not last (a dry run, the load of a moment), so it leaves no line in the audit trail.
         error_page: returns the response to a request that is refused, for pages; the error reply of the API otherwise.
     """
 

@@ -43,6 +43,7 @@ from phalanx.core.state.reports import (
     DatasetsHeld,
     DiskFreed,
     IdleJobsObserved,
+    LoadObserved,
     NodeDied,
     NodeHealthReported,
     NodeListed,
@@ -392,6 +393,7 @@ _OF_THE_HEAD: Final = (
     ProviderReported,
     UsageCounted,
     IdleJobsObserved,
+    LoadObserved,
     BudgetReached,
     OutputsReached,
 )

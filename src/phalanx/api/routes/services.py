@@ -79,7 +79,8 @@ async def change_service(request: Request, service_id: ServiceId) -> Response:
     if len(given) != 1:
         raise BadRequest(f"a change has exactly one of {', '.join(_CHANGES)}", hint="send one of them")
     if body.replicas is not None:
-        return await _done(request, ScaleService(service_id=service_id, replicas=body.replicas, by=caller.user))
+        number = None if body.replicas == "auto" else body.replicas
+        return await _done(request, ScaleService(service_id=service_id, replicas=number, by=caller.user))
     if body.asleep is not None or body.awake is not None:
         asked = SleepReplicas(service_id=service_id, by=caller.user, asleep=body.asleep, awake=body.awake)
         return await _done(request, asked)

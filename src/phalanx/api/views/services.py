@@ -11,12 +11,13 @@ from phalanx.api.views.live import live_job_views
 from phalanx.core.access.caller import Caller
 from phalanx.core.ids import NodeId, ServiceId
 from phalanx.core.lifecycle.endpoints import endpoint_of
+from phalanx.core.lifecycle.service import replicas_min
 from phalanx.core.state.records import REVISIONS
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.core.work.revision_changes import revision_changes
 from phalanx.core.work.service import Revision, Service, revision_numbers, rollback_revision
-from phalanx.wire.api.services import EndpointView, RevisionView, ServiceDetail, ServiceView
+from phalanx.wire.api.services import EndpointView, LoadView, RevisionView, ServiceDetail, ServiceView
 
 LiveReplicas = Sequence[tuple[Job, Attempt | None]]
 
@@ -59,6 +60,23 @@ def service_detail(services: HeadServices, caller: Caller, service: Service) -> 
             for one, older in zip_longest(revisions, revisions[1:])
         ],
         replicas=live_job_views(services, caller, list(unique.values())),
+        load=_load_view(services, service),
+    )
+
+
+def _load_view(services: HeadServices, service: Service) -> LoadView | None:
+    found = services.controller.load_of(service.id)
+    if found is None:
+        return None
+    load = found.load
+    return LoadView(
+        in_flight=load.in_flight,
+        waiting=load.waiting,
+        oldest_wait_s=round(load.oldest_wait_s, 2),
+        ttft_s=round(found.ttft_s, 3),
+        kv=round(load.kv, 3),
+        gateways=found.gateways,
+        needed=found.needed,
     )
 
 
@@ -85,6 +103,10 @@ def _service_view(
         asleep_wanted=min(service.asleep, service.desired) if revision.terms.sleep else 0,
         asleep=sum(attempt is not None and attempt.gave_devices_back for _, attempt in replicas),
         can_sleep=bool(revision.terms.sleep),
+        scale={} if revision.terms.scale is None else revision.terms.scale.keys(),
+        least=0 if service.scale == 0 else replicas_min(service, revision),
+        load_why="" if revision.terms.scale is None else service.load_why,
+        load_s=service.load_s,
         port=revision.terms.port,
         ready_check=revision.terms.ready,
         detail=service.detail,

@@ -10,6 +10,7 @@ from phalanx.cli.list_output import ListView
 from phalanx.cli.serve.model_source import source_text
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
+from phalanx.core.units import format_duration, format_latency
 from phalanx.core.work.job import JobState
 from phalanx.core.work.revision_changes import KeyChange
 from phalanx.core.work.service import ServiceState
@@ -77,6 +78,9 @@ def service_page(detail: ServiceDetail, screen: Terminal, now_s: float) -> list[
         "who": f"{service.user}, project {service.project}, queue {service.queue}",
         "replicas": f"{_ready_text(service)}, range {service.replicas}, {service.gpus} {'GPU' if service.gpus == '1' else 'GPUs'} each",
         "port": f"{service.port or 'any free one'}, ready when {_check(service)}",
+        "targets": _targets(service),
+        "load": _load(detail),
+        "wanted": _wanted(service, now_s),
         "waits": service.detail,
         "failure": service.failure,
         "stopped": service.stopped_by and f"by {service.stopped_by}",
@@ -91,6 +95,25 @@ def service_page(detail: ServiceDetail, screen: Terminal, now_s: float) -> list[
     newest = detail.revisions[:_REVISIONS_MAX]
     rows = [_revision_row(one, service, now_s) for one in newest]
     return [*lines, "", screen.paint("revisions", "bold"), *table(_REVISIONS, rows, screen)]
+
+
+def why_service_lines(detail: ServiceDetail, screen: Terminal, now_s: float) -> list[str]:
+    """Return why a service has so many replicas, and what it waits for."""
+    service = detail.service
+    awake = service.desired - service.asleep_wanted
+    least = f"at least {service.least} of {service.replicas}" if service.scale else f"range {service.replicas}"
+    facts = {
+        "wanted": _wanted(service, now_s) or f"{awake} {'replica' if awake == 1 else 'replicas'}, {least}",
+        "targets": _targets(service),
+        "load": _load(detail),
+        "waits": service.detail,
+        "failure": service.failure,
+    }
+    head = f"{screen.paint(f'service {service.name}', 'bold')}: {service.state.value}, {_ready_text(service)}"
+    return [
+        head,
+        *(truncate(f"  {name:<10}{strip_control(text)}", screen.width) for name, text in facts.items() if text),
+    ]
 
 
 def _replica_rows(detail: ServiceDetail) -> list[list[Cell | str]]:
@@ -140,6 +163,42 @@ def _ready(service: ServiceView) -> str:
 def _ready_text(service: ServiceView) -> str:
     awake = f"{service.ready} of {service.desired - service.asleep_wanted} ready"
     return f"{awake}, {service.asleep} of {service.asleep_wanted} asleep" if service.asleep_wanted else awake
+
+
+def _targets(service: ServiceView) -> str:
+    """Return what the number of replicas follows."""
+    names = {"ttft": "first token within", "queue": "queue wait", "kv": "KV use", "in_flight": "requests each"}
+    found = [f"{name} {service.scale[key]}" for key, name in names.items() if key in service.scale]
+    if service.scale and service.least == 0:
+        found.append(f"none after {service.scale['idle']} without requests")
+    return ", ".join(found)
+
+
+def _load(detail: ServiceDetail) -> str:
+    """Return the load now, as far as it counts."""
+    service, load = detail.service, detail.load
+    if not service.scale or service.stopped_by:
+        return ""
+    if load is None:
+        return "unknown: no gateway has reported for 5s, so the number stays"
+    parts = [f"{load.in_flight} in flight, {load.waiting} waiting"]
+    if load.waiting:
+        parts.append(f"for up to {format_latency(load.oldest_wait_s)}")
+    if load.ttft_s:
+        parts.append(f"first token {format_latency(load.ttft_s)}")
+    if "kv" in service.scale:
+        parts.append(f"KV use {load.kv:.0%}")
+    if load.needed > service.desired - service.asleep_wanted:
+        parts.append(f"needs {load.needed}, the range ends at {service.replicas.rpartition('..')[2]}")
+    return f"{', '.join(parts)} ({load.gateways} {'gateway' if load.gateways == 1 else 'gateways'})"
+
+
+def _wanted(service: ServiceView, now_s: float) -> str:
+    """Return how many replicas the load asked for last, when and why."""
+    if not service.load_why or service.load_s is None:
+        return ""
+    count = service.desired - service.asleep_wanted
+    return f"{count} {'replica' if count == 1 else 'replicas'} since {format_duration(max(0.0, now_s - service.load_s))}: {service.load_why}"
 
 
 def _check(service: ServiceView) -> str:

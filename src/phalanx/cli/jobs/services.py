@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
@@ -11,6 +11,7 @@ from phalanx.cli.connection import connect
 from phalanx.cli.jobs.job_request import JobRequest, job_request_of_file
 from phalanx.cli.jobs.sendable_job import sendable_mapping
 from phalanx.cli.list_output import to_json
+from phalanx.cli.option_types import GrammarType
 from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest, NotFound
 
@@ -66,14 +67,33 @@ def update_service(name: str, path: str | None, revision: int | None, *, copy: b
         print(f"next: phalanx show {service.name} --watch")
 
 
+def _replica_number(text: str) -> int | Literal["auto"]:
+    """Return a number of replicas, or "auto".
+
+    Raises:
+        BadRequest: it is neither.
+    """
+    if text == "auto":
+        return "auto"
+    if not text.isascii() or not text.isdecimal() or len(text) > 9:
+        raise BadRequest(f"{text[:40]!r} is not a number of replicas", hint="write a number from 0, or auto")
+    return int(text)
+
+
 @click.command()
 @_SERVICE
-@click.argument("replicas", type=click.IntRange(0), metavar="N")
+@click.argument("replicas", type=GrammarType("N|auto", _replica_number))
 @click.option("--json", "as_json", is_flag=True, help="Print the service as JSON.")
-def scale(service: str, replicas: int, as_json: bool) -> None:
-    """Set the number of replicas of a service, within the range of its file; 0 ends all replicas."""
-    changed = connect().scale_service(service, replicas)
-    print(to_json({"service": changed}, indent=2) if as_json else f"service {changed.name}: {replicas} replicas wanted")
+def scale(service: str, replicas: str, as_json: bool) -> None:
+    """Set the number of replicas of a service, within the range of its file; 0 ends all replicas.
+
+    If the file has targets (scale: ...), the number is the least, load may ask for more, and auto takes the least back.
+    """
+    changed = connect().scale_service(service, _replica_number(replicas))
+    number = f"at least {changed.least}" if changed.scale else replicas
+    if replicas == "0" and changed.scale:
+        number = "0 until the next request: 0"
+    print(to_json({"service": changed}, indent=2) if as_json else f"service {changed.name}: {number} replicas wanted")
 
 
 _REPLICAS_OPTION: Final = click.option(

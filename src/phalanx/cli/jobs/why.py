@@ -13,12 +13,14 @@ from phalanx.cli import cells
 from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
 from phalanx.cli.jobs.job_lookup import resolve_job
+from phalanx.cli.jobs.service_page import why_service_lines
+from phalanx.cli.jobs.services import find_service
 from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.hints import parse_hint
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import WaitReasonCode
+from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.web.command_hints import render_hint
 from phalanx.wire.why import (
     BlockerView,
@@ -38,15 +40,28 @@ Reply = TypeVar("Reply", WhyReply, DryRunReply)
 @JOB_ARGUMENT
 @list_options
 def why(job: str, as_json: bool, watch: bool) -> None:
-    """Explain why a job waits, which jobs block it, its expected start, and what would start it now.
+    """Explain why a job waits, which jobs block it, its expected start, and what would start it now; of a service, why it has so many replicas.
 
     \b
     phalanx why 17
     phalanx why train --watch
     """  # noqa: D301 - click reads the backspace character itself
     head = connect()
+    if find_service(head, job) is not None:
+        show_list(lambda: _service_shown(head, job), as_json=as_json, watch=watch)
+        return
     job_id = resolve_job(head, job)
     show_list(lambda: _shown(head, job_id), as_json=as_json, watch=watch)
+
+
+def _service_shown(head: Client, name: str) -> ListView:
+    found, now_s = head.service(name), time.time()
+    waiting = next((job.id for job in found.replicas if job.state is JobState.PENDING), "")
+    return ListView(
+        value=found,
+        lines=lambda screen: why_service_lines(found, screen, now_s),
+        next_command=f"phalanx why {waiting}" if waiting else f"phalanx show {name}",
+    )
 
 
 def _shown(head: Client, job_id: str) -> ListView:

@@ -133,18 +133,25 @@ def update(context: StepContext, request: UpdateService) -> Service:
 @handlers.add(
     ScaleService,
     Action.CHANGE_OWN,
-    audit=lambda request, _: f"service {request.service_id} replicas {request.replicas}",
+    audit=lambda request, _: (
+        f"service {request.service_id} replicas {'auto' if request.replicas is None else request.replicas}"
+    ),
 )
 def scale(context: StepContext, request: ScaleService) -> Service:
-    """Set the number of replicas.
+    """Set the number of replicas; of a service whose number follows its load, the least number, or again the lower bound of its range.
 
     Raises:
         NotFound: no such service.
         Conflict: the service is stopped.
-        BadRequest: the number is outside the range of the service.
+        BadRequest: the number is outside the range of the service, or is to follow a load that has no targets.
     """
     service = _live(context, request.service_id)
     terms = context.world.table(REVISIONS)[service.id, service.revision].terms
+    if request.replicas is None and terms.scale is None:
+        raise BadRequest(
+            f"service {service.id} has no scale: its number of replicas does not follow load",
+            hint="add scale: {queue: 2s} to its file, and update the service with it",
+        )
     if request.replicas and terms.clamp(request.replicas) != request.replicas:
         raise BadRequest(
             f"service {service.id} has replicas: {terms.range_text}; {request.replicas} is outside",
@@ -152,11 +159,17 @@ def scale(context: StepContext, request: ScaleService) -> Service:
         )
     if service.scale == request.replicas:
         return service
-    before = desired_replicas(service, context.world.table(REVISIONS)[service.id, service.revision])
-    asleep = max(0, service.asleep - max(0, before - request.replicas))  # sleeping replicas end first
-    after = replace(service, scale=request.replicas, asleep=asleep)
+    revision = context.world.table(REVISIONS)[service.id, service.revision]
+    after = replace(service, scale=request.replicas)
+    if request.replicas == 0:
+        after = replace(after, load_replicas=None, load_why="", load_s=None)
+    fewer = max(0, desired_replicas(service, revision) - desired_replicas(after, revision))
+    after = replace(after, asleep=max(0, service.asleep - fewer))  # sleeping replicas end first
     context.change.put(after)
-    add_service_history(context, after, f"scaled to {request.replicas} replicas by {request.by}", by=request.by)
+    number = "as load asks" if request.replicas is None else f"to {request.replicas} replicas"
+    if request.replicas and terms.scale is not None:
+        number = f"to at least {request.replicas} replicas"
+    add_service_history(context, after, f"scaled {number} by {request.by}", by=request.by)
     return after
 
 

@@ -193,9 +193,19 @@ def _due_in_s(new: Sequence[Replica], ready_within_s: float) -> float:
 
 
 def desired_replicas(service: Service, revision: Revision) -> int:
-    """The number of replicas wanted: that of `phalanx scale` within the range, else the lower bound. A scale of 0 ends all."""
+    """The number of replicas wanted: that of `phalanx scale` within the range, else the lower bound, or more if the load needs them.
+
+    A scale of 0 ends all.
+    """
+    terms = revision.terms
     if service.scale == 0:
         return 0
+    least = replicas_min(service, revision)
+    return least if terms.scale is None else min(terms.replicas_max, max(least, service.load_replicas or 0))
+
+
+def replicas_min(service: Service, revision: Revision) -> int:
+    """The number of replicas wanted without any load."""
     return revision.terms.replicas_min if service.scale is None else revision.terms.clamp(service.scale)
 
 

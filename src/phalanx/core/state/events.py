@@ -135,10 +135,13 @@ class UpdateService(Request[Service]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleService(Request[Service]):
-    """Set the number of replicas, within the range of the service; 0 ends all."""
+    """Set the number of replicas, within the range of the service; 0 ends all.
+
+    If the load decides, this is the least number; None for the lower bound of the range.
+    """
 
     service_id: ServiceId
-    replicas: int
+    replicas: int | None
     by: UserId
 
 

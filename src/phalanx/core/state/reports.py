@@ -17,6 +17,7 @@ from phalanx.core.ids import (
     JobId,
     NodeId,
     ProjectId,
+    ServiceId,
     SupervisorId,
 )
 from phalanx.core.work.attempt import EndCause, TaskExit
@@ -25,6 +26,7 @@ from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.monthly_budget import BudgetWarning, MonthlyBudget
 from phalanx.core.work.pace import StepPace
 from phalanx.core.work.seats import Seat
+from phalanx.core.work.service_load import ServiceLoad
 from phalanx.core.work.usage_hour import UsageHour, UsageMark
 from phalanx.core.work.waste_terms import WasteKind
 
@@ -359,6 +361,14 @@ class IdleJobsObserved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadObserved:
+    """The load of services by one gateway now; replaces its report before. `gateway`: its id, drawn when it started."""
+
+    gateway: str
+    loads: tuple[tuple[ServiceId, ServiceLoad], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetReached:
     """A project has spent `warning.percent` of its budget, or more. Amounts are hundredths of the currency. Idempotent."""
 
@@ -404,6 +414,7 @@ Report = (
     | ProviderReported
     | UsageCounted
     | IdleJobsObserved
+    | LoadObserved
     | PowerLimited
     | DatasetsHeld
     | NodeHealthReported

@@ -144,3 +144,4 @@ def _service(terms: ServiceTerms) -> Iterator[tuple[str, object]]:
     yield "ready_within", _unless(READY_WITHIN_DEFAULT_S, terms.ready_within_s)
     yield "sleep", terms.sleep
     yield "wake", terms.wake
+    yield "scale", {} if terms.scale is None else terms.scale.keys()

@@ -83,6 +83,7 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "ready_within": ValueKind.TEXT,
     "sleep": ValueKind.TEXT,
     "wake": ValueKind.TEXT,
+    "scale": ValueKind.TABLE,
 }
 
 # Names of the same key in other tools, for a helpful error message.
@@ -110,6 +111,7 @@ _SYNONYMS: Final = {
     "software": ("conda", "module", "lockfile", "modules", "uv", "venv", "virtualenv"),
     "data": ("dataset", "datasets", "inputs", "file_mounts"),
     "plan": ("layout", "parallelism", "parallel"),
+    "scale": ("autoscaling", "autoscale", "replica_policy"),
     "ready": ("readiness", "readiness_probe", "health"),
     "ports": ("expose", "web_ports"),
     "notify": ("email", "mail", "mail_user", "notifications", "on_failure"),

@@ -57,7 +57,9 @@ class Service:
         last_revision: the newest number so far.
         served_revision: the last revision whose rollout was completed, to which a failed rollout returns; NO_REVISION before the first.
         serving_history: the revisions that served, one after the other; the last is `served_revision`. Returning to one removes those after it.
-        scale: number of replicas that a user asked for; None for the lower bound of the range.
+        scale: number of replicas that a user asked for; None for the lower bound of the range. Where the load decides, it decides above it.
+        load_replicas: number of replicas that the load needs; None before the load has asked for one, or if it does not decide.
+        load_why, load_s: why, and since when.
         desired: number of replicas wanted now, sleeping ones included.
         asleep: how many of them shall sleep; all, if it is larger.
         detail: what it waits for; "" for nothing.
@@ -76,6 +78,9 @@ class Service:
     served_revision: int = NO_REVISION
     serving_history: tuple[int, ...] = ()
     scale: int | None = None
+    load_replicas: int | None = None
+    load_why: str = ""
+    load_s: float | None = None
     desired: int = 0
     asleep: int = 0
     state: ServiceState = ServiceState.STARTING

@@ -11,6 +11,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.ids import NodeId, ServiceId
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.keys import InvalidKey
+from phalanx.core.work.scale_terms import ScaleTerms, parse_scale_terms
 
 READY_TCP: Final = "tcp"  # ready once the port accepts a connection
 READY_WITHIN_DEFAULT_S: Final = 600.0  # loading a model of 100 GB from a network disk takes minutes
@@ -38,7 +39,7 @@ _KEYS_OF_JOBS: Final = (
     "plan",
     "notify",
 )
-_KEYS_OF_SERVICES: Final = ("replicas", "port", "ready", "ready_within", "sleep", "wake")
+_KEYS_OF_SERVICES: Final = ("replicas", "port", "ready", "ready_within", "sleep", "wake", "scale")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class ServiceTerms:
         ready: a path that answers HTTP requests with a status from 200 to 399, or READY_TCP.
         ready_within_s: time from the start of a replica's ranks within which it must be ready for a rollout to continue.
         sleep, wake: paths that a POST asks to free the replica's devices, and to use them again; empty if it cannot sleep.
+        scale: targets that the number of replicas follows; None: it is as a user sets it.
     """
 
     replicas_min: int
@@ -60,6 +62,7 @@ class ServiceTerms:
     ready_within_s: float = READY_WITHIN_DEFAULT_S
     sleep: str = ""
     wake: str = ""
+    scale: ScaleTerms | None = None
 
     @property
     def range_text(self) -> str:
@@ -113,6 +116,11 @@ def parse_service_terms(given: Mapping[str, object], name: str) -> ServiceTerms 
             hint=f"lower-case letters, digits and -, beginning with a letter, at most {SERVICE_NAME_MAX} characters",
         )
     low, high = _replicas(given.get("replicas", 1))
+    scale = parse_scale_terms(given["scale"]) if given.get("scale") else None
+    if scale is not None and low == high:
+        raise InvalidKey(
+            f"scale: replicas: {low} leaves no choice of the number", key="scale", hint="write replicas: 1..4"
+        )
     hooks = {key: _path(given[key], key) for key in ("sleep", "wake") if given.get(key)}
     if len(hooks) == 1:
         (one,) = hooks
@@ -126,6 +134,7 @@ def parse_service_terms(given: Mapping[str, object], name: str) -> ServiceTerms 
         ready_within_s=_ready_within_s(given.get("ready_within", READY_WITHIN_DEFAULT_S)),
         sleep=hooks.get("sleep", ""),
         wake=hooks.get("wake", ""),
+        scale=scale,
     )
 
 

@@ -355,6 +355,7 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ready_within: str | None = None
     sleep: str | None = None
     wake: str | None = None
+    scale: dict[str, Any] | None = None
 
 
 class JobKeysReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -37,6 +37,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
         failure: why its last rollout was stopped; only for its owner and project.
         ready_check: how readiness is probed: a path or "tcp".
         endpoints: of replicas whose port is chosen.
+        scale: the targets that the number of replicas follows, as in its file; empty if it does not follow load.
+        least: replicas that are wanted without load; `load_why`: why the load asked for the number wanted, and `load_s`: since when (Unix time).
     """
 
     name: ServiceId
@@ -54,6 +56,10 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     asleep_wanted: int = 0
     asleep: int = 0
     can_sleep: bool = False
+    scale: dict[str, str] = {}
+    least: int = 0
+    load_why: str = ""
+    load_s: float | None = None
     port: int = 0
     ready_check: str = ""
     detail: str = ""
@@ -90,12 +96,31 @@ class ServiceReply(msgspec.Struct, frozen=True, kw_only=True):
     service: ServiceView
 
 
+class LoadView(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of a service now, by all gateways.
+
+    Attributes:
+        in_flight: requests that replicas have; `waiting`: those that wait for one; `oldest_wait_s`: the longest.
+        ttft_s: time to the first token of 9 of 10 streams, 0 without any; `kv`: share of the KV caches in use.
+        gateways: that report. `needed`: replicas, without regard to the range.
+    """
+
+    in_flight: int
+    waiting: int
+    oldest_wait_s: float
+    ttft_s: float
+    kv: float
+    gateways: int
+    needed: int
+
+
 class ServiceDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """One service with its revisions, newest first, and its live replicas, in submit order."""
+    """One service with its revisions, newest first, and its live replicas, in submit order. `load`: None if no gateway reports it."""
 
     service: ServiceView
     revisions: list[RevisionView]
     replicas: list[JobView]
+    load: LoadView | None = None
 
 
 class ProjectTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,13 +153,13 @@ class ServiceChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         spec: the keys of a job file, which become a new revision.
         revision: number of an existing revision.
-        replicas: the number wanted, within the range; 0 ends all replicas.
+        replicas: the number wanted, within the range; 0 ends all replicas. If the number follows load, this is the least; "auto" for none.
         asleep: how many of the replicas shall sleep; `awake`: how many shall be awake. Larger numbers mean all.
     """
 
     spec: dict[str, Any] | None = None
     revision: int | None = None
-    replicas: int | None = None
+    replicas: int | Literal["auto"] | None = None
     asleep: Annotated[int, msgspec.Meta(ge=0)] | None = None
     awake: Annotated[int, msgspec.Meta(ge=0)] | None = None
 

@@ -1,0 +1,1 @@
+"""Services under simulated load, in virtual time."""
