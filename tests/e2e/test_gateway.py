@@ -482,11 +482,11 @@ def test_off_loopback_it_wants_tls(phalanx):
 
 
 SCALED = FILE.replace("name: chat", "name: tide").replace("--pause 0.01", "--pause 0.05") + (
-    "scale: {in_flight: 4, queue: 2s, idle: 10s}\n"
+    "scale: {in_flight: 4, queue: 2s}\n"
 )
 
 
-def test_replicas_follow_load_from_zero_and_back(phalanx, gateway):
+def test_replicas_follow_load_from_zero(phalanx, gateway):
     (phalanx.work / "tide.yaml").write_text(SCALED)
     phalanx("submit", "tide.yaml")
     time.sleep(1.1)  # two of the gateway's looks at the list
@@ -507,9 +507,4 @@ def test_replicas_follow_load_from_zero_and_back(phalanx, gateway):
     why = phalanx("why", "tide").stdout
     assert "2 replicas since" in why
     assert "8 requests, 4 for each replica" in why
-    limit_s = time.monotonic() + 60
-    while phalanx.json("show", "tide")["service"]["state"] != "sleeping":
-        assert time.monotonic() < limit_s
-        time.sleep(0.3)
-    assert "no request for 10s" in phalanx("why", "tide").stdout
     phalanx("cancel", "tide")

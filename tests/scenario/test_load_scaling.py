@@ -30,8 +30,8 @@ def scaled(low=0, high=4, terms=TERMS, **fields):
     return replace(one, service=replace(one.service, scale=terms))
 
 
-def report(cluster, gateway="gateway-1", **load):
-    return cluster.request(LoadObserved(gateway=gateway, loads=((WEB, ServiceLoad(**load)),)))
+def report(cluster, gateway="gateway-1", user="opal", **load):
+    return cluster.request(LoadObserved(user=UserId(user), gateway=gateway, loads=((WEB, ServiceLoad(**load)),)))
 
 
 def reports(cluster, seconds, gateway="gateway-1", **load):
@@ -111,6 +111,7 @@ def test_only_so_many_gateways_count(cluster):
     report(cluster, "gateway-3")
     with pytest.raises(TryLater):
         report(cluster, "another")
+    report(cluster, "another", user="ada")
     cluster.run(6.0)
     report(cluster, "another")
 
@@ -202,7 +203,12 @@ def test_a_stopped_service_is_forgotten(cluster):
     reports(cluster, 3, waiting=1)
     assert cluster.head.controller.load_scaler.load_of(WEB, cluster.clock.boot_s) is None
     assert not serving(cluster)
-    assert cluster.request(LoadObserved(gateway="gateway-1", loads=((ServiceId("nosuch"), ServiceLoad()),))) is None
+    assert (
+        cluster.request(
+            LoadObserved(user=UserId("opal"), gateway="gateway-1", loads=((ServiceId("nosuch"), ServiceLoad()),))
+        )
+        is None
+    )
 
 
 def test_a_refused_commit_only_delays(cluster):

@@ -24,7 +24,7 @@ from phalanx.core.work.service_load import ServiceLoad, sum_loads
 
 LOAD: Final = UserId("load")  # `by` of what the load decides
 REPORT_LIVES_S: Final = 5.0  # a gateway that is silent for longer counts as dead
-GATEWAYS_MAX: Final = 64
+GATEWAYS_MAX: Final = 64  # of one user, so that its reports displace none of others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class LoadScaler:
 
     world: World
     _now: dict[ServiceId, LoadNow] = field(default_factory=dict)
-    _reports: dict[str, _GatewayReport] = field(default_factory=dict)
+    _reports: dict[tuple[UserId, str], _GatewayReport] = field(default_factory=dict)
     _windows: dict[ServiceId, LoadWindow] = field(default_factory=dict)
     _touched: set[ServiceId] = field(default_factory=set)
 
@@ -64,12 +64,13 @@ class LoadScaler:
         """Take over the report of a gateway.
 
         Raises:
-            TryLater: so many gateways report already that it is not one of them.
+            TryLater: so many gateways of its user report already that it is not one of them.
         """
         self._reports = {name: one for name, one in self._reports.items() if one.at_s > boot_s - REPORT_LIVES_S}
-        if len(self._reports) >= GATEWAYS_MAX and report.gateway not in self._reports:
-            raise TryLater(f"{GATEWAYS_MAX} gateways report already", hint="stop some of them")
-        self._reports[report.gateway] = _GatewayReport(boot_s, dict(report.loads))
+        own = sum(user == report.user for user, _ in self._reports)
+        if own >= GATEWAYS_MAX and (report.user, report.gateway) not in self._reports:
+            raise TryLater(f"{GATEWAYS_MAX} gateways of {report.user} report already", hint="stop some of them")
+        self._reports[report.user, report.gateway] = _GatewayReport(boot_s, dict(report.loads))
         self._touched.update(name for name, _ in report.loads)
 
     def update(self, context: StepContext) -> None:

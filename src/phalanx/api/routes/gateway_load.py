@@ -36,9 +36,7 @@ async def report_load(request: Request) -> Response:
     body = await read_record(request, LoadReport, runtime.services.limits.body_bytes)
     caller, store = caller_of(request), runtime.services.store
     taken = {one.service: one.load() for one in body.services if _may_report(store, caller, one.service)}
-    (answer,) = await runtime.report(
-        [LoadObserved(gateway=f"{caller.user}/{body.gateway}", loads=tuple(taken.items()))]
-    )
+    (answer,) = await runtime.report([LoadObserved(user=caller.user, gateway=body.gateway, loads=tuple(taken.items()))])
     if isinstance(answer, PhalanxError):
         raise answer
     ignored = sorted({one.service for one in body.services} - taken.keys())

@@ -19,6 +19,7 @@ from phalanx.core.ids import (
     ProjectId,
     ServiceId,
     SupervisorId,
+    UserId,
 )
 from phalanx.core.work.attempt import EndCause, TaskExit
 from phalanx.core.work.attempt_use import AttemptUse
@@ -362,8 +363,9 @@ class IdleJobsObserved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadObserved:
-    """The load of services by one gateway now; replaces its report before. `gateway`: its id, drawn when it started."""
+    """The load of services by one gateway now; replaces its report before. `gateway`: its id, drawn when it started; `user`: of its token."""
 
+    user: UserId
     gateway: str
     loads: tuple[tuple[ServiceId, ServiceLoad], ...]
 
