@@ -121,6 +121,8 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/crash/test_kill_points_ray.py",
     "tests/crash/test_order.py",
     "tests/crash/test_order_postgres.py",
+    "tests/contract/test_api_notify.py::test_a_redirect_of_a_users_service_leads_to_no_private_address",
+    "tests/contract/test_api_notify.py::test_a_users_service_whose_reply_does_not_end_takes_neither_time_nor_memory_of_the_head",
     "tests/e2e/test_calibrate.py",
     "tests/e2e/test_canaries.py",
     "tests/e2e/test_cli_arrays.py::test_array_runs_every_element_with_its_own_variables_and_outputs",
@@ -431,6 +433,11 @@ SHARDS: tuple[Shard, ...] = (
         title="models served without a job file, over two nodes and from a job's outputs; chats with them",
         tests=("tests/e2e/test_serving_campaign.py",),
         sources=("cli/serve", "cli/jobs", "client", "core/lifecycle"),
+    ),
+    Shard(
+        title="messages to URLs of users: a redirect to a private address, a reply without an end",
+        tests=("tests/contract/test_api_notify.py",),
+        sources=("providers/notifications",),
     ),
     Shard(
         title="a notebook and an editor of jobs in a real Chromium, through the head",

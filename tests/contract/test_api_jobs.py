@@ -24,7 +24,8 @@ def keyed(call, body, key="k1", role="user"):
 
 def test_submitted_job_comes_back_with_what_will_start(call):
     Supervisor(call).hello()
-    reply = call("user", "POST", "/v1/jobs", {**JOB, "gpus": "1x4", "labels": {"team": "nlp"}})
+    tracker = {"WANDB_ENTITY": "lab", "WANDB_PROJECT": "llm"}
+    reply = call("user", "POST", "/v1/jobs", {**JOB, "gpus": "1x4", "labels": {"team": "nlp"}, "env": tracker})
     said = reply.json()
     assert reply.status_code == 201
     assert (said["job"]["id"], said["job"]["user"], said["job"]["project"], said["job"]["queue"]) == (
@@ -34,6 +35,9 @@ def test_submitted_job_comes_back_with_what_will_start(call):
         "default",
     )
     assert said["job"]["labels"] == {"team": "nlp"}
+    [link] = said["job"]["links"]
+    assert (link["name"], link["url"]) == ("wandb", "https://wandb.ai/lab/llm/runs/1-k")
+    assert call("viewer", "GET", "/v1/jobs/1").json()["job"]["links"] == []
     assert said["notes"] == ["1 node x 4 = 4 GPUs", "4 tasks: 1 node x 4, one per GPU"]
 
 

@@ -144,6 +144,7 @@ def job_page(
             ("Folder", element("code", job.workdir) if job.workdir else ""),
             ("Output", element("code", job.output_dir) if job.output_dir else ""),
             ("Web pages", [_web_port(one) for one in job.web_ports]),
+            ("Trackers", [element("a", one.name, " ", href=one.url, rel="noreferrer") for one in job.links]),
             ("Labels", ", ".join(f"{key}={value}" for key, value in sorted(job.labels.items()))),
             ("Time limit", "" if job.time_limit_s is None else format_duration(job.time_limit_s)),
             ("Restarts", str(job.restarts) if job.restarts else ""),

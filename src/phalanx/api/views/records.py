@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from phalanx.api.views.tracker_links import tracker_links
 from phalanx.core.accounting.usage_alarms import Spell, WasteSighting
 from phalanx.core.fleet.mig import DeviceMig, MigSlice
 from phalanx.core.fleet.node import Cordon, Node
@@ -32,6 +33,7 @@ from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.core.work.topology_constraint import constraint_texts
+from phalanx.core.work.trackers import tracked_job
 from phalanx.core.work.users import Token, User
 from phalanx.core.work.web_ports import web_path
 from phalanx.wire.api.jobs import (
@@ -40,6 +42,7 @@ from phalanx.wire.api.jobs import (
     ExitView,
     GrantedSliceView,
     GrantView,
+    JobLinkView,
     JobView,
     JobWasteView,
     Progress,
@@ -157,6 +160,7 @@ def job_view(
         web_ports=[WebPortView(port=one.port, name=one.name, path=web_path(job.id, one.port)) for one in spec.ports]
         if show_all
         else [],
+        links=_links(job) if show_all else [],
         notify=str(spec.notify or "") if show_all else "",
         unmet=[str(one) for one in job.unmet_dependencies] if job.state is JobState.PENDING else [],
         begin_s=spec.begin_s,
@@ -236,6 +240,14 @@ def used_budgets(job: Job) -> list[str]:
         f"stopped {job.preemptions} times for others": job.preemptions,
     }
     return [words for words, count in spent.items() if count]
+
+
+def _links(job: Job) -> list[JobLinkView]:
+    """The links to its runs at trackers."""
+    if job.replica is not None:
+        return []
+    tracked = tracked_job(job.spec, job.id, job.folder, None if job.array is None else job.array.array_id)
+    return [JobLinkView(name=one.name, url=one.url) for one in tracker_links(tracked, dict(job.spec.env))]
 
 
 def _why_waiting(job: Job, waiting: WaitReason | None, *, whole: bool) -> tuple[str, str]:

@@ -200,6 +200,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
         "folder": job.workdir,
         "outputs": job.output_dir,
         "ports": "  ".join(f"{one.name} {one.url}".strip() for one in job.web_ports),
+        "links": "  ".join(f"{one.name} {one.url}" for one in job.links),
         "notify": job.notify,
         "labels": " ".join(f"{name}={value}" for name, value in job.labels.items()),
     }

@@ -6,6 +6,7 @@ Pure: takes the node's environment and returns a new mapping. A torch.distribute
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,6 +23,7 @@ from phalanx.core.work.plan_key import planned_layout
 from phalanx.core.work.secret import SECRETS_VARIABLE
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.spec import LaunchMode
+from phalanx.core.work.trackers import TrackedJob, tracked_job, tracker_variables
 from phalanx.node.logic import local_copies
 from phalanx.node.logic.jax_variables import jax_detected_variables, jax_rank_variables
 from phalanx.node.logic.mpi_variables import mpi_defaults, script_defaults
@@ -150,7 +152,15 @@ def rank_environment(
         if _is_overridden(name, ours)
     ]
     kept = {name: value for name, value in asked.items() if not _is_overridden(name, ours)}
-    return {**inheritable_environment(node.base), **defaults, **kept, **ours}, notes
+    found = {**inheritable_environment(node.base), **defaults, **kept, **ours}
+    if prepare.replica is None:
+        found |= tracker_variables(_tracked(prepare), grant.first_rank + local_rank, found)
+    return found, notes
+
+
+def _tracked(prepare: PrepareTasks) -> TrackedJob:
+    folder = os.path.basename(prepare.output_dir.rstrip("/"))
+    return tracked_job(prepare.spec, prepare.job_id, folder, None if prepare.array is None else prepare.array.array_id)
 
 
 def setup_environment(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[str, str]:

@@ -71,6 +71,13 @@ class WebPortView(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""
 
 
+class JobLinkView(msgspec.Struct, frozen=True, kw_only=True):
+    """A link to the run of the job at a tracker. `name`: of the tracker."""
+
+    name: str
+    url: str
+
+
 class StagingView(msgspec.Struct, frozen=True, kw_only=True):
     """How far a node is that copies a dataset of a job before its start. `eta_s`: None while the rate is not known."""
 
@@ -188,6 +195,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     revision: int | None = None
     port: int = 0
     web_ports: list[WebPortView] = []
+    links: list[JobLinkView] = []
     notify: str = ""
     ready: bool = False
     sleep: str = ""
