@@ -10,6 +10,7 @@ from phalanx.cli.jobs.job_file import parse_job_file, read_job_file
 from phalanx.cli.root import main
 from phalanx.core.errors import BadFile, PhalanxError
 from phalanx.core.work.request import spec_from_mapping
+from phalanx.user_files.job_imports import job_draft
 from phalanx.user_files.job_imports.foreign_file import import_foreign_file
 from phalanx.user_files.yaml_document import FileKind, parse_yaml
 from phalanx.user_files.yaml_text import yaml_text
@@ -427,6 +428,22 @@ def test_what_is_written_is_a_job_file_whatever_the_values():
                 continue
             assert is_named(path, names) or holds(job, path, value), (flow(tree), path, job)
     assert made > 100
+
+
+def test_a_file_of_thousands_of_variables_is_checked_a_few_times(monkeypatch):
+    checks = []
+
+    def counted(*args, **more):
+        checks.append(1)
+        return spec_from_mapping(*args, **more)
+
+    monkeypatch.setattr(job_draft, "spec_from_mapping", counted)
+    job = imported(
+        "run: x\nnum_nodes: 2\nenvs:\n" + "".join(f"  V{number}: a\n" for number in range(1000)) + "  RANK: a\n"
+    )
+    assert len(parsed(job).env) == 1000
+    assert named(job.notes) == ["envs.RANK"]
+    assert len(checks) < 40
 
 
 def flow(value):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from phalanx.core.errors import BadFile, PhalanxError
 from phalanx.core.work.keys import KEY_KINDS
@@ -15,6 +15,7 @@ from phalanx.core.work.request import spec_from_mapping
 from phalanx.user_files.yaml_document import YamlValue
 
 SourcePath = tuple[str | int, ...]
+_COMMAND: Final = ("type", "run", "tasks_per_node")
 _FOLDER: Final = "/"  # any; the parser completes relative paths by it
 
 
@@ -45,6 +46,7 @@ class JobDraft:
         self._handled: set[SourcePath] = set()
         self._notes: list[tuple[int, str]] = []
         self._parts: list[_Part] = []
+        self._above: set[SourcePath] = set()  # paths with a handled one below
 
     def get(self, *path: str | int) -> YamlValue | None:
         """The value at a path, which stays to be handled; None for none and null."""
@@ -115,6 +117,7 @@ class JobDraft:
         Raises:
             PhalanxError: the command itself is refused.
         """
+        self._above = {one[:length] for one in self._handled for length in range(len(one))} | {()}
         self._name_rest((), self._source)
         mapping = self._accepted()
         return ImportedJob(mapping=mapping, notes=(*notes, *(text for _, text in sorted(self._notes))))
@@ -142,8 +145,7 @@ class JobDraft:
         if path in self._handled:
             return
         below = f"{_dotted(path)}."
-        touched = not path or any(one[: len(path)] == path for one in self._handled)
-        touched = touched or any(one.startswith(below) for one in self._reasons)
+        touched = path in self._above or any(one.startswith(below) for one in self._reasons)
         match value.content:
             case dict() as table if touched and table:
                 for name, one in table.items():
@@ -163,35 +165,47 @@ class JobDraft:
         return "Phalanx has nothing like it"
 
     def _accepted(self) -> dict[str, object]:
-        """The parts that the parser of job files takes, together; the command is first."""
-        ordered = sorted(
-            self._parts,
-            key=lambda part: (part.key not in ("type", "name", "run", "tasks_per_node"), part.key != "type"),
-        )
-        first = [part for part in ordered if part.key in ("type", "run", "tasks_per_node")]
-        mapping: dict[str, object] = {}
-        for part in first:
-            mapping = _with(mapping, part)
-        for part in [part for part in ordered if part not in first]:
-            wanted = _with(mapping, part)
-            try:
-                spec_from_mapping({"name": "imported", **wanted}, workdir=_FOLDER, now_s=0.0)
-            except PhalanxError as error:
-                for source in (part.source, *part.also):
-                    self.leave(source, f"a job file refuses it: {error.message}")
-            else:
-                mapping = wanted
-        spec_from_mapping({"name": "imported", **mapping}, workdir=_FOLDER, now_s=0.0)
+        """The parts that the parser of job files takes, together. Those of the command are tried alone first: without it there is no job."""
+        first = [part for part in self._parts if part.key in _COMMAND]
+        rest = [part for part in self._parts if part.key not in _COMMAND]
+        mapping = _checked({}, first)
+        mapping = self._with_those_accepted(mapping, rest)
         return {key: mapping[key] for key in KEY_KINDS if key in mapping}
 
+    def _with_those_accepted(self, mapping: dict[str, object], parts: Sequence[_Part]) -> dict[str, object]:
+        """Add all parts at once, or each half by itself where one is refused: a file of thousands of variables is checked a few times."""
+        if not parts:
+            return mapping
+        try:
+            return _checked(mapping, parts)
+        except PhalanxError as error:
+            if len(parts) > 1:
+                half = len(parts) // 2
+                return self._with_those_accepted(self._with_those_accepted(mapping, parts[:half]), parts[half:])
+            for source in (parts[0].source, *parts[0].also):
+                self.leave(source, f"a job file refuses it: {error.message}")
+            return mapping
 
-def _with(mapping: Mapping[str, object], part: _Part) -> dict[str, object]:
-    before = mapping.get(part.key)
-    if part.item is None:
-        return {**mapping, part.key: part.value}
-    if part.item:
-        return {**mapping, part.key: {**(before if isinstance(before, Mapping) else {}), part.item: part.value}}
-    return {**mapping, part.key: [*(before if isinstance(before, list) else []), part.value]}
+
+def _checked(mapping: Mapping[str, object], parts: Sequence[_Part]) -> dict[str, object]:
+    """The mapping with these parts.
+
+    Raises:
+        PhalanxError: the parser of job files refuses it.
+    """
+    found: dict[str, Any] = dict(mapping)
+    tables: dict[str, dict[str, object]] = {}
+    lists: dict[str, list[object]] = {}
+    for part in parts:
+        if part.item is None:
+            found[part.key] = part.value
+        elif part.item:
+            tables.setdefault(part.key, dict(found.get(part.key, {})))[part.item] = part.value
+        else:
+            lists.setdefault(part.key, list(found.get(part.key, []))).append(part.value)
+    found |= tables | lists
+    spec_from_mapping({"name": "imported", **found}, workdir=_FOLDER, now_s=0.0)
+    return found
 
 
 def _dotted(path: SourcePath) -> str:
