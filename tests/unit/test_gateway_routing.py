@@ -62,9 +62,12 @@ def replica(slot, tokens=0, **more) -> RoutedReplica:
 
 def test_a_known_prefix_attracts_until_its_replica_has_too_much():
     quiet, popular = replica(0, 1000), replica(1, 1000)
-    assert choose_replica([quiet, popular], {1: 10}, 10, 50, 0.0) is popular
+    assert choose_replica([quiet, popular], {1: 10}, 10, 0.0, prompt_tokens=50) is popular
+    popular.tokens = 1200
+    assert choose_replica([quiet, popular], {1: 10}, 10, 0.0, prompt_tokens=50) is quiet, "it saves less than it waits"
+    assert choose_replica([quiet, popular], {1: 10}, 10, 0.0, prompt_tokens=500) is popular
     popular.tokens = 4000
-    assert choose_replica([quiet, popular], {1: 10}, 10, 50, 0.0) is quiet
+    assert choose_replica([quiet, popular], {1: 10}, 10, 0.0, prompt_tokens=5000) is quiet, "it is over the bound"
 
 
 @pytest.mark.parametrize(
@@ -74,13 +77,13 @@ def test_a_known_prefix_attracts_until_its_replica_has_too_much():
 )
 def test_a_replica_that_can_take_nothing_is_left_out(out):
     free, other = replica(0, 100), replica(1, 100, **out)
-    assert choose_replica([free, other], {1: 10}, 10, 50, 5.0) is free
+    assert choose_replica([free, other], {1: 10}, 10, 5.0, prompt_tokens=50) is free
     if "cache_use" not in out:
-        assert choose_replica([other], {}, 0, 50, 5.0) is None
+        assert choose_replica([other], {}, 0, 5.0) is None
 
 
 def test_an_excluded_replica_is_not_asked_again():
-    assert choose_replica([replica(0)], {}, 0, 1, 0.0, excluded=frozenset({"0"})) is None
+    assert choose_replica([replica(0)], {}, 0, 0.0, excluded=frozenset({"0"})) is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,9 +101,9 @@ def test_no_replica_gets_more_than_its_bound_of_the_load(requests, count):
             chosen.end(cost)
         least = min(one.tokens for one in replicas)
         total = sum(one.tokens for one in replicas)
-        found = choose_replica(replicas, {favourite % count: 10}, 10, tokens, 0.0)
+        found = choose_replica(replicas, {favourite % count: 10}, 10, 0.0, prompt_tokens=tokens)
         assert found is not None
-        assert found.tokens == least or found.tokens + tokens <= LOAD_BOUND * (total + tokens) / count
+        assert found.tokens == least or found.tokens <= LOAD_BOUND * total / count
         found.begin(tokens, 0)
         open_.append((found, tokens))
     for chosen, cost in open_:

@@ -44,6 +44,12 @@ class GatewayMetrics:
         self._broken = Counter(
             "phalanx_gateway_broken", "Answers that ended with their replica.", named, registry=self._registry
         )
+        self._continued = Counter(
+            "phalanx_gateway_continued",
+            "Streams that went on at another replica: from their tokens, or by repetition.",
+            ("service", "how"),
+            registry=self._registry,
+        )
         self._waiting = Gauge(
             "phalanx_gateway_waiting", "Requests that wait for a replica.", named, registry=self._registry
         )
@@ -80,6 +86,10 @@ class GatewayMetrics:
     def broken(self, service: str) -> None:
         """Count an answer that ended in its middle."""
         self._broken.labels(service).inc()
+
+    def continued(self, service: str, how: str) -> None:
+        """Count a stream that went on at another replica."""
+        self._continued.labels(service, how).inc()
 
     def text(self, table: ServiceTable) -> bytes:
         """Return all of them."""

@@ -13,9 +13,20 @@ import xxhash
 FINE_BYTES: Final = 256  # about 64 tokens: short shared instructions differ in their blocks
 FINE_BLOCKS: Final = 16
 COARSE_BYTES: Final = 1024
-BLOCKS_MAX: Final = 4096  # 4 MiB: longer prompts are compared by their beginning
+COARSE_BLOCKS: Final = 64
+LONG_BYTES: Final = (
+    4096  # beyond 68 KiB: at most a sixteenth of the prompt is not compared, and a hash costs more than 4 KiB of it
+)
+BLOCKS_MAX: Final = 4096  # 16 MiB
 KNOWN_MAX: Final = 400_000
 """Hashes of one generation. Two of them are about 60 MB, and hold the caches of 100 replicas of 2 MB of text each."""
+
+
+def block_bytes(number: int) -> int:
+    """Return how many bytes a block has, by its number."""
+    if number < FINE_BLOCKS:
+        return FINE_BYTES
+    return COARSE_BYTES if number < FINE_BLOCKS + COARSE_BLOCKS else LONG_BYTES
 
 
 def prefix_hashes(prompt: bytes) -> list[int]:
@@ -24,7 +35,7 @@ def prefix_hashes(prompt: bytes) -> list[int]:
     found: list[int] = []
     view = memoryview(prompt)
     while len(found) < BLOCKS_MAX:
-        end = at + (FINE_BYTES if len(found) < FINE_BLOCKS else COARSE_BYTES)
+        end = at + block_bytes(len(found))
         if end > len(view):
             break
         state.update(view[at:end])

@@ -1,6 +1,7 @@
 """Passes requests to replicas and their answers back, byte for byte.
 
-A request that no replica has answered yet goes to another one if its replica fails. One that no replica can take waits in line; a client that
+A request that no replica has answered yet goes to another one if its replica fails, and a stream goes on there where its text stays the same
+(`continuation`). One that no replica can take waits in line; a client that
 wants a stream gets comments meanwhile, which clients of server-sent events skip.
 """
 
@@ -20,6 +21,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from phalanx.gateway.continuation import NotExact, ReplicaFailed, StreamContinuation
 from phalanx.gateway.fair_queue import WaitingRoomFull
 from phalanx.gateway.head_link import HeadAway, HeadLink, may_use
 from phalanx.gateway.load_reports import StreamTimer
@@ -29,6 +31,7 @@ from phalanx.gateway.request_accounts import RequestAccount, RequestAccounts, re
 from phalanx.gateway.routing import RoutedReplica, expected_tokens
 from phalanx.gateway.services import RoutedService, ServiceTable
 from phalanx.gateway.slow_clients import BODY_S
+from phalanx.gateway.stream_records import RecordBudget, StreamRecord
 from phalanx.wire.api.head import CurrentUser
 
 ROUTES: Final = (
@@ -136,6 +139,7 @@ class RequestRelay:
         self.wait_max_s = wait_max_s
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_max_s)
         self._session: aiohttp.ClientSession | None = None
+        self._records = RecordBudget()
 
     async def open(self) -> None:
         """Open the connections to replicas."""
@@ -268,14 +272,25 @@ class RequestRelay:
     ) -> web.StreamResponse:
         prompt, limit = wanted.prompt_bytes, wanted.answer_limit
         failed, why = frozenset[str](), ""
-        for turn in range(1, TRIES + 1):
-            async with line.replica(prompt, limit, failed) as replica:
-                try:
-                    return await self._exchange(request, service, replica, body, line, last=turn == TRIES)
-                except _NotAnswered as error:
-                    service.failed(replica)
-                    failed |= {replica.job_id}
-                    why = str(error)
+        with StreamRecord.opened(request.path, body, self._records, stream=wanted.stream) as record:
+            try:
+                for turn in range(1, TRIES + 1):
+                    async with line.replica(prompt, limit, failed) as replica:
+                        try:
+                            if record.begun:
+                                return await self._continue(service, replica, record, line)
+                            return await self._exchange(
+                                request, service, replica, body, line, record, last=turn == TRIES
+                            )
+                        except _NotAnswered as error:
+                            service.failed(replica)
+                            failed |= {replica.job_id}
+                            why = str(error)
+            finally:
+                if line.answered:
+                    line.account.used(0, line.answered)
+            if record.begun:
+                return await line.refuse(_failed_midway(why))
         return await line.refuse(Refused(502, f"no replica of {service.view.name} answered: {why}", "no_answer"))
 
     async def _exchange(
@@ -285,13 +300,14 @@ class RequestRelay:
         replica: RoutedReplica,
         body: bytes,
         line: _Line,
+        record: StreamRecord,
         *,
         last: bool,
     ) -> web.StreamResponse:
         """Send the request to one replica and its answer to the client.
 
         Raises:
-            _NotAnswered: it failed before it answered; another replica may be asked.
+            _NotAnswered: it failed before it answered, or its stream may go on elsewhere; another replica may be asked.
         """
         assert self._session is not None
         headers = _forwarded(request.headers.items(), _NOT_FORWARDED)
@@ -306,12 +322,16 @@ class RequestRelay:
             if upstream.status in _RETRY_STATUS and not last:
                 raise _NotAnswered(f"status {upstream.status}")
             answer = await line.begin(upstream)
-            count = _TokenCount(streamed=_is_stream(upstream))
+            count, goes_on = _TokenCount(streamed=_is_stream(upstream)), False
             try:
                 async for chunk in upstream.content.iter_any():
                     line.timer.first_token()
-                    count.add(chunk)
-                    await answer.write(chunk)
+                    passed = record.take(chunk)
+                    if passed:
+                        count.add(passed)
+                        await answer.write(passed)
+                    if record.failed:
+                        raise aiohttp.ServerDisconnectedError("it ended its answer with an error")
             except (
                 aiohttp.ClientPayloadError,
                 aiohttp.ServerDisconnectedError,
@@ -320,19 +340,59 @@ class RequestRelay:
             ) as error:
                 if request.transport is None or request.transport.is_closing():
                     raise  # the client has gone
-                service.failed(replica)
                 self.metrics.broken(str(service.view.name))
-                why = f"the replica failed in the middle of its answer ({type(error).__name__})"
-                return await _broken(answer, Refused(502, why, "replica_failed"), streamed=count.streamed)
+                if count.streamed and upstream.status == HTTPStatus.OK and (record.begun or count.empty):
+                    goes_on = True
+                    line.hold(answer, count.result()[1])
+                    raise _NotAnswered(type(error).__name__) from None
+                service.failed(replica)
+                return await _broken(answer, _failed_midway(type(error).__name__), streamed=count.streamed)
             finally:
-                if upstream.status == HTTPStatus.OK:
+                if upstream.status == HTTPStatus.OK and not goes_on:
                     line.account.used(*count.result())
             await answer.write_eof()
             return answer
 
+    async def _continue(
+        self, service: RoutedService, replica: RoutedReplica, record: StreamRecord, line: _Line
+    ) -> web.StreamResponse:
+        """Go on with a stream at another replica.
+
+        Raises:
+            _NotAnswered: it has failed as well.
+        """
+        assert self._session is not None
+        answer, request = line.begun, line.request
+        headers = _forwarded(request.headers.items(), _NOT_FORWARDED)
+        headers.append(("X-Request-Id", line.request_id))
+        count = _TokenCount(streamed=True)
+
+        async def write(part: bytes) -> None:
+            count.add(part)
+            await answer.write(part)
+
+        try:
+            how = await StreamContinuation(self._session, record, headers, write).run(replica.url)
+        except ReplicaFailed as error:
+            if request.transport is None or request.transport.is_closing():
+                raise ConnectionResetError("the client has gone") from None
+            raise _NotAnswered(str(error)) from None
+        except NotExact as error:
+            return await line.refuse(_failed_midway(f"not continued elsewhere: {error}"))
+        finally:
+            prompt, answered = count.result()
+            if prompt:  # the usage of the whole answer
+                line.answered = 0
+                line.account.used(prompt, answered)
+            else:
+                line.answered += answered
+        self.metrics.continued(str(service.view.name), how)
+        await answer.write_eof()
+        return answer
+
 
 class _NotAnswered(Exception):
-    """A replica failed before the first byte of its answer."""
+    """A replica failed before the first byte of its answer, or in the middle of one that may go on elsewhere."""
 
 
 class _Line:
@@ -350,7 +410,8 @@ class _Line:
     ) -> None:
         self.timer = timer
         self._relay, self._request, self._service, self._stream = relay, request, service, stream
-        self.account = account
+        self.account, self.request = account, request
+        self.answered = 0  # tokens of parts of an answer whose replicas failed
         self._held: web.StreamResponse | None = None
         self._begun: web.StreamResponse | None = None
         asked = request.headers.get("X-Request-Id", "")
@@ -435,6 +496,17 @@ class _Line:
         await answer.prepare(self._request)
         return answer
 
+    def hold(self, answer: web.StreamResponse, answered: int) -> None:
+        """Keep an answer that has begun, with this many tokens: what comes next goes into it."""
+        self._held = answer
+        self.answered += answered
+
+    @property
+    def begun(self) -> web.StreamResponse:
+        """The answer that was kept."""
+        assert self._held is not None
+        return self._held
+
     async def refuse(self, refused: Refused, *, leave: bool = False) -> web.StreamResponse:
         """Give the gateway's own answer: as an event where the stream has begun. `leave`: end the request by an exception."""
         if self._held is None:
@@ -475,6 +547,11 @@ class _TokenCount:
             self._events += chunk.count(b"\n\n")
         self._tail = (self._tail + chunk)[-TAIL_BYTES:] if len(chunk) < TAIL_BYTES else chunk[-TAIL_BYTES:]
 
+    @property
+    def empty(self) -> bool:
+        """Whether no byte has come."""
+        return not self._tail
+
     def result(self) -> tuple[int, int]:
         """Return the tokens of the prompt and of the answer; the prompt's are 0 where the replica does not say."""
         marks = list(_USAGE.finditer(self._tail))
@@ -513,6 +590,10 @@ def _parse(body: bytes) -> _Request:
 
 def _forwarded(headers: Iterable[tuple[str, str]], without: frozenset[str]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in headers if name.lower() not in without and name.lower() != "x-request-id"]
+
+
+def _failed_midway(why: str) -> Refused:
+    return Refused(502, f"the replica failed in the middle of its answer ({why})", "replica_failed")
 
 
 async def _broken(answer: web.StreamResponse, refused: Refused, *, streamed: bool) -> web.StreamResponse:

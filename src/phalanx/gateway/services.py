@@ -12,7 +12,7 @@ from msgspec import structs
 from phalanx.core.ids import ProjectId
 from phalanx.gateway.fair_queue import FairQueue
 from phalanx.gateway.prefixes import PrefixIndex, prefix_hashes
-from phalanx.gateway.routing import RoutedReplica, choose_replica, expected_tokens
+from phalanx.gateway.routing import BYTES_PER_TOKEN, RoutedReplica, choose_replica, expected_tokens
 from phalanx.wire.api.services import ProjectTerms, ServiceView
 
 AVOIDED_S: Final = 5.0  # after a connection that failed: the head notices a dead replica within this
@@ -48,9 +48,14 @@ class RoutedService:
         """Choose a replica and count the request there; returns it with the tokens to count down. None if none can take it now."""
         hashes = prefix_hashes(prompt)
         matches = self._prefixes.matches(hashes)
-        whole = expected_tokens(len(prompt), 0.0, answer_tokens)
-        now_s = time.monotonic()
-        found = choose_replica(self.replicas.values(), matches, len(hashes), whole, now_s, excluded=excluded)
+        found = choose_replica(
+            self.replicas.values(),
+            matches,
+            len(hashes),
+            time.monotonic(),
+            prompt_tokens=len(prompt) // BYTES_PER_TOKEN,
+            excluded=excluded,
+        )
         if found is None:
             return None
         share = matches.get(found.slot, 0) / max(1, len(hashes))
