@@ -152,7 +152,8 @@ class RequestAccounts:
             Refused: a limit is reached; or the user does not belong to the project that the request names.
         """
         project = self._project(user, service.view.project, asked.project)
-        found = self.limiter.reserve(self._limits(user, project), min(tokens, ESTIMATE_MAX), time.monotonic())
+        tokens = min(tokens, ESTIMATE_MAX)
+        found = self.limiter.reserve(self._limits(user, project), tokens, time.monotonic())
         if isinstance(found, LimitReached):
             raise limit_refusal(found)
         terms = self._table.terms.get(project)

@@ -27,7 +27,7 @@ USES_MAX: Final = 20_000  # of one hour: the record is written as a whole
 routes = RouteTable()
 
 
-@routes.post("/v1/gateways/{gateway_id}/demand", Action.OPERATE, body=DemandReport, reply=LimitShares)
+@routes.post("/v1/gateways/{gateway_id}/demand", Action.OPERATE, body=DemandReport, reply=LimitShares, transient=True)
 async def report_demand(request: Request, gateway_id: str) -> Response:
     """Report what was asked of limits at a gateway, once a second; returns its shares of them."""
     runtime = runtime_of(request)
