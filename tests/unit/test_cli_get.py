@@ -1,11 +1,14 @@
 """Unpacking outputs: an archive made by a stranger writes nowhere but below the folder."""
 
+import errno
 import io
 import os
+import resource
 import tarfile
 
 import pytest
 
+from phalanx.cli.jobs.download_journal import JOURNAL, DownloadJournal
 from phalanx.cli.jobs.get import ArchiveExtractor, ProgressReader
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadFile
@@ -96,6 +99,31 @@ def test_a_file_of_the_same_name_is_replaced_even_if_it_is_a_link(tmp_path):
     fetch(out, archive(("a.txt", "new")))
     assert (out / "a.txt").read_text() == "new"
     assert (tmp_path / "precious").read_text() == "keep"
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE])
+def test_outputs_never_take_the_place_of_the_note(tmp_path, capsys, kind):
+    folder = tmp_path / "out"
+    journal = DownloadJournal(str(folder), "17")
+    journal.set_time(2.0)
+    raw = archive(special(JOURNAL, kind, "a.txt"))
+    extractor = ArchiveExtractor(str(folder), ProgressReader(raw), journal)
+    extractor.run()
+    journal.note("b.txt", 1, 1, 1)
+    journal.close()
+    assert (extractor.files, DownloadJournal(str(folder), "17").after) == (0, "b.txt")
+    assert JOURNAL in capsys.readouterr().err
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    try:
+        with pytest.raises(OSError, match=r"a\.txt") as full:
+            fetch(tmp_path / "out", archive(("a.txt", "A" * 10_000)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert full.value.errno == errno.EFBIG
 
 
 def test_an_archive_cut_short_says_so(tmp_path):

@@ -11,7 +11,7 @@ from phalanx.cli.root import main
 from phalanx.core.errors import BadFile, PhalanxError
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.user_files.job_imports import job_draft
-from phalanx.user_files.job_imports.foreign_file import import_foreign_file
+from phalanx.user_files.job_imports.foreign_file import ForeignFormat, import_foreign_file
 from phalanx.user_files.yaml_document import FileKind, parse_yaml
 from phalanx.user_files.yaml_text import yaml_text
 
@@ -329,6 +329,19 @@ def test_a_pipeline_is_one_job_for_each_task():
     )
     assert (first.mapping["name"], second.mapping["name"], second.mapping["nodes"]) == ("a", "b", 2)
     assert named(first.notes) == ["name"]
+
+
+def test_tasks_of_a_pipeline_need_a_command_only():
+    text = "name: p\nexecution: serial\n---\nname: a\nrun: x\n---\nrun: y\nenvs: {A: b}\nname: b\n---\nrun: z\n"
+    jobs = import_foreign_file(text, path="t.yaml", folder="/work")
+    assert [job.mapping["run"] for job in jobs] == ["x", "y", "z"]
+    with pytest.raises(BadFile, match="a job file already"):
+        import_foreign_file("run: x\n---\nrun: y\ngpus: 1\n", path="t.yaml", folder="/work")
+
+
+def test_a_batch_script_that_is_said_to_be_a_task_is_told_apart():
+    with pytest.raises(BadFile, match="a batch script"):
+        import_foreign_file("#!/bin/bash\n#SBATCH -N 1\n", path="t", folder="/work", form=ForeignFormat.SKY)
 
 
 def test_a_batch_script_is_the_job_that_its_submit_makes():

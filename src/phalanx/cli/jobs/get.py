@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import stat
 import sys
 import tarfile
@@ -18,7 +19,7 @@ from phalanx.cli.cells import bar, percent
 from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
-from phalanx.cli.jobs.download_journal import DownloadJournal
+from phalanx.cli.jobs.download_journal import JOURNAL, DownloadJournal
 from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.terminal import Terminal, strip_control, terminal, truncate
 from phalanx.core.errors import BadFile, NotFound, PhalanxError, Unreachable
@@ -69,7 +70,7 @@ def get(job: str, dest: str | None, path: str) -> None:
     if not files:
         raise _no_files(found, path)
     print(f"{files} {'file' if files == 1 else 'files'}, {format_bytes(size)}, in {folder}")
-    print(f"next: ls {folder}")
+    print(f"next: ls {shlex.quote(folder)}")
 
 
 def _started_elements(job: JobView) -> list[str]:
@@ -287,6 +288,8 @@ class ArchiveExtractor:
             return
         if os.path.isabs(name) or name.split(os.sep)[0] == ".." or "\0" in name + member.linkname:
             warn(f"left out: {strip_control(member.name)} (a name outside the folder)")
+        elif name.split(os.sep)[0] == JOURNAL and self._journal is not None:
+            warn(f"left out: {strip_control(member.name)} (the name of this download's own note)")
         elif member.issparse():
             warn(f"left out: {strip_control(member.name)} (a sparse file, which a head never sends)")
         elif member.isdir():
@@ -311,17 +314,21 @@ class ArchiveExtractor:
             self._journal.note(member.name, member.size, self.files, self.bytes)
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if offset else os.O_CREAT | os.O_EXCL)
         sha256 = hashlib.sha256()
-        with open(os.open(part, flags, 0o666), "r+b") as file:
-            _hash_start(file, offset, sha256)
-            while chunk := source.read(_CHUNK_BYTES):
-                sha256.update(chunk)
-                if chunk.count(0) == len(chunk):
-                    file.seek(len(chunk), os.SEEK_CUR)  # keep holes of sparse files
-                else:
-                    file.write(chunk)
-            file.truncate()
-            if member.mode & 0o100:
-                os.fchmod(file.fileno(), 0o777 & ~_umask())
+        try:
+            with open(os.open(part, flags, 0o666), "r+b") as file:
+                _hash_start(file, offset, sha256)
+                while chunk := source.read(_CHUNK_BYTES):
+                    sha256.update(chunk)
+                    if chunk.count(0) == len(chunk):
+                        file.seek(len(chunk), os.SEEK_CUR)  # keep holes of sparse files
+                    else:
+                        file.write(chunk)
+                file.truncate()
+                if member.mode & 0o100:
+                    os.fchmod(file.fileno(), 0o777 & ~_umask())
+        except OSError as error:
+            error.filename = error.filename or part  # a full disk does not say which file it is about
+            raise
         os.utime(part, (member.mtime, member.mtime))
         self._received = _ReceivedFile(place, offset + member.size, sha256.hexdigest(), again)
 

@@ -32,13 +32,13 @@ _CSV = (
 
 @report_kind("tokens")
 def tokens(head: Client, period: Period) -> ReportTable:
-    r"""Requests, tokens and cost of services by project, as gateways count them. The GPU time of all rows is that of the replicas.
+    """Requests, tokens and cost of services by project, as gateways count them. The GPU time of all rows is that of the replicas.
 
     GPU-HOURS are those in which replicas had requests, divided by tokens; IDLE HOURS are borne by the service's own project.
 
     \b
     phalanx report tokens --month 2026-11
-    """
+    """  # noqa: D301  # \b is a click marker
     return _table(head.token_report(since_s=period.since_s, until_s=period.until_s))
 
 
@@ -72,6 +72,7 @@ def _table(found: TokenReportView) -> ReportTable:
             ),
         ],
         bars=("tokens", [(f"{one.service} {one.project}", _bars(one)) for one in found.rows]),
+        empty="no requests to services in this period",
         next_command="phalanx report cost --by project",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -25,6 +25,7 @@ _EXAMPLE: Final = "give a SkyPilot task, a run of dstack, or a script with #SBAT
 _KIND: Final = FileKind(
     name="task file", example=_EXAMPLE, bytes_max=FILE_BYTES_MAX, depth_max=12, events_max=10_000, aliases=True
 )
+_SHARED: Final = SKY_KEYS & KEY_KINDS.keys() | {"name", "run"}
 _DSTACK_ONLY: Final = frozenset({"commands", "ide", "init"})
 
 
@@ -54,6 +55,8 @@ def import_foreign_file(text: str, *, path: str, folder: str, form: ForeignForma
         keys, notes_of_script = script_job_file(text, path=path, name=name, folder=folder)
         return [ImportedJob(mapping=keys, notes=notes_of_script)]
     if text.startswith("#!"):
+        if is_sbatch_script(text):
+            raise BadFile(f"{path}:1: it is a batch script, not YAML", hint=f"phalanx import {path}")
         raise BadFile(
             f"{path}:1: it is a script without #SBATCH lines", hint=f"phalanx submit -- ./{os.path.basename(path)}"
         )
@@ -62,7 +65,7 @@ def import_foreign_file(text: str, *, path: str, folder: str, form: ForeignForma
         raise BadFile(f"{path}: {len(found)} documents; at most {_TASKS_MAX} are allowed")
     if not found:
         raise BadFile(f"{path}:1: empty file", hint=_EXAMPLE)
-    form = form or _format(found[-1])
+    form = form or _format(found)
     if form is ForeignFormat.DSTACK:
         return [import_dstack_run(one) for one in found]
     notes: list[str] = []
@@ -90,7 +93,12 @@ def _documents(text: str) -> Iterator[str]:
             yield "\n" * text.count("\n", 0, begin) + document
 
 
-def _format(source: YamlValue) -> ForeignFormat:
+def _format(documents: Sequence[YamlValue]) -> ForeignFormat:
+    """By the last document with a key that tells. The tasks of a pipeline need none: a name and a command are a job file too, but one alone."""
+    telling = [one for one in documents[1:] if not one.mapping("file").keys() <= _SHARED]
+    if len(documents) > 1 and not telling:
+        return ForeignFormat.SKY
+    source = telling[-1] if telling else documents[0]
     keys = source.mapping("file")
     kind = keys["type"].content if "type" in keys else ""
     if kind in OTHER_TYPES:
