@@ -16,6 +16,7 @@ from phalanx.api.live.history_tail import newest_seq
 from phalanx.core.state.events import ChangeProject
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import CHANNEL_MARKS
+from phalanx.core.work.job import JobState
 from phalanx.core.work.usage_hour import UsageHour, UsageRow
 from phalanx.ports.store import Batch
 from phalanx.providers.notifications.apprise_notifier import AppriseNotifier
@@ -184,6 +185,26 @@ def test_a_channel_of_a_project_receives_messages_about_its_jobs_only(head, call
     sent(head, sender)
     fail()
     job = fail(project="vision")
+    sent(head, sender)
+    assert [message.partition(" (")[0] for _, message in receiver.got] == [f"job {job}"]
+
+
+def test_data_that_cannot_be_copied_is_one_message_of_the_job_that_wants_it(head, call, sender, receiver):
+    supervisor = Supervisor(call, devices=8)
+    supervisor.hello()
+    supervisor.lease()
+    head.driver.leases.grant_long(1e9, math.inf)  # nobody renews here
+    add(call, receiver, topics=["jobs"])
+    sent(head, sender)
+    job = call.submit(retry=0, data={"train": "/nfs/train"})
+    until(lambda: head.store.job(job).staged_on)
+    copy = head.store.job(job).unmet_dependencies[0].job_id
+    for one in (copy, job):
+        until(lambda: head.store.job(one).state is not JobState.PENDING)
+        supervisor.run(one)
+        supervisor.end(one, code=3)
+        until(lambda: head.store.job(one).state is JobState.FAILED)
+    sent(head, sender)
     sent(head, sender)
     assert [message.partition(" (")[0] for _, message in receiver.got] == [f"job {job}"]
 

@@ -40,13 +40,13 @@ class StagingKeeper:
 
     def start(self, boot_s: float) -> None:
         """Find the copies under way in a loaded world."""
-        self._copying = {job.id: boot_s for job in self.world.jobs.values() if _copies_ahead(job)}
+        self._copying = {job.id: boot_s for job in self.world.jobs.values() if _copies_now(job)}
 
     def update(self, context: StepContext) -> None:
         """Stop copies that no job waits for, and those that got no place or lost it: the jobs that wait then start without them."""
         for job_id, since_s in list(self._copying.items()):
             job = self.world.jobs.get(job_id)
-            if job is None or not _copies_ahead(job):  # it has ended, or its creation was undone
+            if job is None or not _copies_now(job):  # it has ended, or its creation was undone
                 del self._copying[job_id]
                 continue
             late = job.epoch > 0 or context.now.boot_s - since_s > PLACED_WITHIN_S
@@ -73,7 +73,7 @@ class StagingKeeper:
         """A live copy of the same data by the same user on these nodes."""
         for job_id in self._copying:
             copy = self.world.jobs.get(job_id)
-            if copy is None or not _copies_ahead(copy) or copy.cancelled_by:
+            if copy is None or not _copies_now(copy) or copy.cancelled_by:
                 continue
             if _owner_and_data(copy) == _owner_and_data(job) and set(nodes) <= set(copy.staged_on):
                 return copy
@@ -101,9 +101,9 @@ def _condition(job_id: JobId) -> Dependency:
     return Dependency(kind=DependencyKind.DATA, job_id=job_id)
 
 
-def _copies_ahead(job: Job) -> bool:
+def _copies_now(job: Job) -> bool:
     """Whether it is a live job that was made to copy data for others."""
-    return bool(job.staged_on) and job.spec.role.milli == 0 and not job.state.terminal
+    return job.copies_ahead and not job.state.terminal
 
 
 def _owner_and_data(job: Job) -> tuple[object, ...]:

@@ -148,6 +148,8 @@ class ChannelSender:
                 if topic is None:
                     continue
                 job = self._job(line.job_id, jobs)
+                if job is not None and job.copies_ahead:
+                    continue  # if the data cannot be had, the jobs that want it fail by themselves
                 project = ProjectId(str(line.facts.get("project", ""))) if job is None else job.project
                 text = (
                     line.text if job is None else f"job {job.id} ({job.name}) of {job.user} in {project}: {line.text}"

@@ -157,6 +157,11 @@ class Job:
         """Thousandths of GPUs as requested, of all roles."""
         return self.spec.role.milli
 
+    @property
+    def copies_ahead(self) -> bool:
+        """Whether it was made to copy data for others, before they hold GPUs."""
+        return bool(self.staged_on) and self.gpu_milli == 0
+
 
 def dependency_reason(unmet: Sequence[Dependency]) -> WaitReasonCode:
     """The reason of a job with unmet conditions: STAGING if all of them are copies of its data."""
