@@ -1,14 +1,17 @@
-"""Training gives way to services under load, after a save, and resumes when the load falls; in virtual time."""
+"""Training gives way to services under load, after a save, and resumes when the load falls; all that one step wants gets room at once."""
 
 from dataclasses import replace
 
 import pytest
 
+from phalanx.core.ids import ProjectId, QueueId, UserId
 from phalanx.core.scheduling.policies import PolicyParameters
 from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.state.events import SubmitJob
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.job import JobState
 from phalanx.core.work.scale_terms import ScaleTerms
+from tests.builders import spec
 from tests.harness import Harness
 from tests.scenario.test_load_scaling import reports, scaled
 from tests.scenario.test_services import serving, submit
@@ -60,3 +63,16 @@ def test_all_replicas_that_one_step_wants_take_their_right(cluster):
     submit(cluster, replace(one, priority=10, role=replace(one.role, gpus=parse_gpus("1"))))
     reports(cluster, 20, waiting=16)
     assert len(serving(cluster)) == 4, cluster.event_lines()
+
+
+def test_an_array_of_a_higher_priority_makes_room_for_all_its_elements_at_once(cluster):
+    slow = JobBehaviour(run_s=1e6, ignores_sigterm=True)
+    for job in [cluster.submit(gpus=1, behaviour=slow, preemptible=True, grace_s=20.0) for _ in range(4)]:
+        cluster.runs(job)
+    cluster.run(5.0)
+    begun_s, wanted = cluster.clock.boot_s, spec("many", gpus=1, array="0-3", priority=10)
+    cluster.behaviours["many"] = JobBehaviour(run_s=1e6)
+    ask = SubmitJob(spec=wanted, user=UserId("ada"), project=ProjectId("gpt"), queue=QueueId("default"))
+    for job in cluster.request(ask):
+        cluster.runs(job.id)
+    assert cluster.clock.boot_s - begun_s < 25.0, cluster.event_lines()

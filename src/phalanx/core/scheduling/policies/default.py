@@ -425,6 +425,7 @@ class DefaultPolicy(Policy):
                 found = self.victims.select_by_right(entry, now_s)
                 if found is not None and self._apply(found, entry, StopReason.PRIORITY, now_s):
                     self._start_if_fits(entry, now_s)
+                    self.unfinished = True  # of each line, a pass looks at the first job only
             if had_reserve and entry.started_s < 0.0:
                 self._reserve(entry)
 
