@@ -16,7 +16,7 @@ def ranks_run_without_a_lease(patch):
     patch.setattr(members, "on_lease_expired", lambda member, end_ns, now: (lapse(member, end_ns, now)[0], []))
 
 
-@planted(10, seed=1)
+@planted(10, seed=57)
 def any_reply_thaws(patch):
     """Frozen ranks continue at the first reply of the head, even if it names another epoch."""
     renew = members.on_lease_renewed
