@@ -198,7 +198,7 @@ def test_a_known_token_is_not_looked_up_again(head, call, monkeypatch):
 
 def whole_number_parameters(app):
     """(method, path, parameter) of every whole number in a query."""
-    names = {"job_id": "1", "node_id": "n0", "session_name": "none", "month": "2026-08"}
+    names = {"job_id": "1", "node_id": "n0", "session_name": "none", "month": "2026-08", "sha256": "a" * 64}
     return [
         (method, route.path.format_map(names), param.alias)
         for route in app.router.routes

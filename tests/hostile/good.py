@@ -283,6 +283,20 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
         "list_services": Good(query={"stopped": "true"}),
         "submit_service": Good(body=SERVICE),
         "change_service": Good(body={"replicas": 2}),
+        "report_demand": Good(body={"demand": {"project nlp": 2.5, "key 0a1b": 1.0}}),
+        "report_usage": Good(
+            body={
+                "sequence": 1,
+                "hours": [
+                    {
+                        "id": str(int(time.time() // 3600) * 3600),
+                        "uses": [{"service": "web", "project": "nlp", "user": "ada", "requests": 2}],
+                        "replicas": [{"service": "web", "job": "1", "busy": 5}],
+                    }
+                ],
+            }
+        ),
+        "report_tokens": Good(query={"since_s": 1.0, "until_s": 1e10}),
         "report_load": Good(
             body={
                 "gateway": "0123456789abcdef",

@@ -128,6 +128,7 @@ class Served:
             "month": "2026-08",
             "sha256": DIGEST,
             "session_name": self.session,
+            "gateway_id": "g1",
         }
 
     def tend(self) -> None:

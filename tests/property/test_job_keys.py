@@ -87,6 +87,9 @@ VALUES = {
     "upload": st.just("ab" * 32),
     "secrets": st.sampled_from([["HF_TOKEN"], "HF_TOKEN,WANDB_API_KEY"]),
     "ports": st.sampled_from([[8888], {"jupyter": 8888, "board": "6006:keep-path"}, ["a=1", 2], "80,81"]),
+    "notify": st.sampled_from(
+        ["me@example.org", ["team-chat", "$CHAT_URL"], {"to": "a@b.example", "on": ["end", "failure"]}, {"to": ["x"]}]
+    ),
     "labels": st.dictionaries(
         st.from_regex(r"[a-z0-9]([a-z./-]{0,4}[a-z0-9])?", fullmatch=True), LINE | st.just(""), min_size=1
     )

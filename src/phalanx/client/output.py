@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from math import inf
-from typing import IO, TYPE_CHECKING, Final, cast
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, cast
 
 from phalanx.client.api_calls import (
     ApiCalls,
@@ -26,8 +25,7 @@ else:
 _COPY_BYTES: Final = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class ArchivePosition:
+class ArchivePosition(NamedTuple):
     """Where the download of an archive was interrupted: at byte `offset` of the file `after`; "" for its beginning.
 
     Files before it are sent again if they changed after `since_s` (Unix seconds of the head's clock).

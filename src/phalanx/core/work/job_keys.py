@@ -17,6 +17,7 @@ from phalanx.core.work.begin_time import begin_text
 from phalanx.core.work.data_sources import DataMode
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.keys import KEY_KINDS
+from phalanx.core.work.notify import DEFAULT_EVENTS, NotifyTerms
 from phalanx.core.work.request import plain_command_words
 from phalanx.core.work.service_terms import READY_TCP, READY_WITHIN_DEFAULT_S, ServiceTerms
 from phalanx.core.work.share import ShareKind
@@ -58,6 +59,7 @@ def _keys(spec: JobSpec, now_s: float) -> Iterator[tuple[str, object]]:
     for key in ("env", "labels", "slurm"):
         yield key, dict(getattr(spec, key))
     yield "secrets", list(spec.secrets)
+    yield "notify", _notify(spec.notify)
     yield "ports", _ports(spec.ports)
     yield (
         "data",
@@ -105,6 +107,12 @@ def _gpus(gpus: GpuRequest) -> Iterator[tuple[str, object]]:
 def _software(software: Software) -> dict[str, object]:
     named = {one.name: getattr(software, one.name) for one in fields(software)}
     return {form: list(value) if isinstance(value, tuple) else value for form, value in named.items() if value}
+
+
+def _notify(terms: NotifyTerms | None) -> dict[str, list[str]]:
+    if terms is None:
+        return {}
+    return {"to": list(terms.to)} | ({} if terms.on == DEFAULT_EVENTS else {"on": [event.value for event in terms.on]})
 
 
 def _memory_text(size: int) -> str:

@@ -225,6 +225,7 @@ class FileBlobs:
         for name in os.listdir(self._root):
             if name.startswith(_TEMPORARY):
                 _remove_unless_written(os.path.join(self._root, name))
+        self._drop_old_partials()
 
 
 def _hash_start(fd: int, offset: int) -> tuple[hashlib._Hash, int]:
