@@ -138,3 +138,18 @@ def test_wrong_keys_are_asked_for_once_and_displace_no_good_one():
                 await link.owner_of("good-eve")
 
     asyncio.run(check())
+
+
+def test_requests_with_one_unknown_key_that_come_together_ask_the_head_once():
+    async def check():
+        heads = Heads()
+        async with heads.linked() as (link, table):
+            await until(lambda: len(table.services) == len(NAMES))
+            asking = [asyncio.create_task(link.owner_of("good-ada")) for _ in range(200)]
+            await asyncio.sleep(0)
+            asking[0].cancel()  # the client that came first leaves
+            users = await asyncio.gather(*asking[1:])
+            assert {user.user for user in users} == {"good-ada"}
+            assert heads.asked_keys == ["good-ada"]
+
+    asyncio.run(check())

@@ -82,6 +82,7 @@ class HeadLink:
         self._keys: OrderedDict[bytes, KeyOwner] = OrderedDict()
         self._rejected: OrderedDict[bytes, float] = OrderedDict()  # apart, so that wrong keys displace no good one
         self.load = LoadReporter(table, self._send_load)
+        self._asked: dict[bytes, asyncio.Task[CurrentUser | None]] = {}
         self._woken_s: dict[str, float] = {}
         self._saved = b""
         self.answered_s = 0.0  # monotonic time of the last list; 0 before the first
@@ -152,6 +153,14 @@ class HeadLink:
             return None
         if known is not None and now_s - known.at_s < KEY_FRESH_S:
             return known.user
+        asked = self._asked.get(digest)
+        if asked is None:  # requests with one key that come together ask once
+            asked = self._asked[digest] = asyncio.create_task(self._ask_owner(key, digest, known))
+            asked.add_done_callback(lambda done: (self._asked.pop(digest, None), done.cancelled() or done.exception()))
+        return await asyncio.shield(asked)
+
+    async def _ask_owner(self, key: str, digest: bytes, known: KeyOwner | None) -> CurrentUser | None:
+        now_s = time.monotonic()
         try:
             status, payload = await self._ask("GET", "/v1/me", {"Authorization": f"Bearer {key}"})
             if status not in (200, 401, 403):
