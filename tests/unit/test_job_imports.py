@@ -486,4 +486,8 @@ def test_the_command_writes_files_and_says_how_to_submit_them(tmp_path, monkeypa
     assert main(["import", "one.yaml", "--from", "dstack"]) == 78
     capsys.readouterr()
     assert main(["import", "one.yaml"]) == 0
-    assert capsys.readouterr().out == "run: x\nnodes: 2\ntasks_per_node: 1\n"
+    printed = capsys.readouterr().out
+    assert printed == "run: x\nnodes: 2\ntasks_per_node: 1\n"
+    assert main(["import", "one.yaml", "-o", "-"]) == 0
+    assert capsys.readouterr().out == printed
+    assert not (tmp_path / "-").exists()

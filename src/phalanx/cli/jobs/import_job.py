@@ -45,6 +45,7 @@ def import_(file: str, output: str | None, form: str | None) -> int:
     except UnicodeDecodeError as error:
         raise BadFile(f"{file}: byte {error.start} is not UTF-8") from None
     jobs = import_foreign_file(text, path=file, folder=os.getcwd(), form=None if form is None else ForeignFormat(form))
+    output = None if output == "-" else output
     if output is None and len(jobs) > 1:
         raise BadRequest(
             f"{file} has {len(jobs)} tasks, and a job file is one",
