@@ -195,6 +195,8 @@ def test_load_is_taken_from_those_who_may_change_the_service(n0, call):
     assert found["service"]["scale"] == {"queue": "2s", "in_flight": "4", "idle": "10m"}
     assert (found["load"]["waiting"], found["load"]["gateways"]) == (1, 1)
     least = call("user", "PATCH", "/v1/services/web", {"replicas": 2}).json()["service"]["least"]
+    found = show(call)["service"]
+    assert (found["desired"], found["load_why"], found["load_s"]) == (2, "", None), "the number is set by hand"
     assert (least, call("user", "PATCH", "/v1/services/web", {"replicas": "auto"}).json()["service"]["least"]) == (2, 0)
     for body in (
         {**report, "gateway": "../x"},

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from phalanx.cli.serve.chat import _stats_text
+from phalanx.cli.serve.chat import _stats_text, chat
 from phalanx.client.chat import ChatServer, ChatTimes, messages, read_event
 from phalanx.core.errors import (
     BadRequest,
@@ -178,3 +178,9 @@ def test_rate_counts_the_tokens_after_the_first():
     assert _stats_text(ChatTimes()) == "no token"
     with pytest.raises(PhalanxError):
         read_event("null", ChatTimes())
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_empty_message_is_asked_of_no_model(text):
+    with pytest.raises(BadRequest, match="the message is empty"):
+        chat.main(["llama-8b", "-m", text], standalone_mode=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import ssl
 import uuid
@@ -101,9 +102,10 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
             await site.start()
         except OSError as error:
             where = f"{options.host}:{options.port}"
-            raise BadRequest(
-                f"cannot listen on {where}: {error.strerror or error}", hint="choose another port"
-            ) from None
+            reason = (
+                os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            )  # asyncio's text is long
+            raise BadRequest(f"cannot listen on {where}: {reason}", hint="choose another port") from None
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         ready(runner.addresses[0][1])

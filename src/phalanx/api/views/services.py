@@ -86,6 +86,10 @@ def _service_view(
     revision = services.store.record(REVISIONS, (service.id, service.revision))
     assert isinstance(revision, Revision)  # the current one is never removed
     whole = may_see_all_of(caller, service)
+    least = 0 if service.scale == 0 else replicas_min(service, revision)
+    by_load = (
+        revision.terms.scale is not None and (service.load_replicas or 0) >= least
+    )  # else the least number decides
     endpoints = [view for job, attempt in replicas if (view := _endpoint_view(job, attempt, addresses)) is not None]
     return ServiceView(
         name=service.id,
@@ -104,9 +108,9 @@ def _service_view(
         asleep=sum(attempt is not None and attempt.gave_devices_back for _, attempt in replicas),
         can_sleep=bool(revision.terms.sleep),
         scale={} if revision.terms.scale is None else revision.terms.scale.keys(),
-        least=0 if service.scale == 0 else replicas_min(service, revision),
-        load_why="" if revision.terms.scale is None else service.load_why,
-        load_s=service.load_s,
+        least=least,
+        load_why=service.load_why if by_load else "",
+        load_s=service.load_s if by_load else None,
         port=revision.terms.port,
         ready_check=revision.terms.ready,
         detail=service.detail,

@@ -107,7 +107,7 @@ def gateway(
         if is_loopback(address):
             own.append(f"{scheme}://{joined_address(address, bound)}")
             remember_gateway(own[0])
-        print(f"gateway: {scheme}://{address}:{bound}/v1")
+        print(f"gateway: {scheme}://{joined_address(address, bound)}/v1")
         print("next: OpenAI clients use it as their base URL, with a token of Phalanx as the API key", file=sys.stderr)
         sys.stdout.flush()
 

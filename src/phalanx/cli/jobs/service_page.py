@@ -188,8 +188,9 @@ def _load(detail: ServiceDetail) -> str:
         parts.append(f"first token {format_latency(load.ttft_s)}")
     if "kv" in service.scale:
         parts.append(f"KV use {load.kv:.0%}")
-    if load.needed > service.desired - service.asleep_wanted:
-        parts.append(f"needs {load.needed}, the range ends at {service.replicas.rpartition('..')[2]}")
+    most = service.replicas.rpartition("..")[2]
+    if load.needed > int(most):
+        parts.append(f"needs {load.needed}, the range ends at {most}")
     return f"{', '.join(parts)} ({load.gateways} {'gateway' if load.gateways == 1 else 'gateways'})"
 
 

@@ -66,7 +66,9 @@ def _table(found: TokenReportView) -> ReportTable:
         notes=[
             *([f"{found.merged} more rows are only in the total"] if found.merged else []),
             *(
-                [f"{estimated} requests had no count of their prompt's tokens: it was estimated by its bytes"]
+                [
+                    f"{estimated} {'request' if estimated == 1 else 'requests'} without a count of prompt tokens: estimated by bytes"
+                ]
                 if estimated
                 else []
             ),

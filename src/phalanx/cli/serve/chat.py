@@ -59,6 +59,8 @@ def chat(model: str, message: str | None, gateway: str | None, wait: str, as_jso
     git diff | phalanx chat llama-8b -m - --system "Write a commit message."
     """  # noqa: D301 - click reads the backspace character itself
     message = _piped() if message == "-" or (message is None and not sys.stdin.isatty()) else message
+    if message is not None and not message.strip():
+        raise BadRequest("the message is empty", hint='phalanx chat MODEL -m "..."')
     if as_json and message is None:
         raise BadRequest("--json needs -m", hint='phalanx chat MODEL -m "..." --json')
     talk = Conversation(
