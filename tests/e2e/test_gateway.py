@@ -407,16 +407,19 @@ def test_hostile_requests_cost_no_memory_and_get_no_5xx(phalanx, gateway):
     async def send_all():
         return dict(zip(hostile, await asyncio.gather(*(send_raw(port, one) for one in hostile.values())), strict=True))
 
-    first = asyncio.run(send_all())
-    before = rss_mib(gateway.process)
-    found = asyncio.run(send_all())
-    assert {name: status for name, status in (first | found).items() if status >= 500} == {}
+    memory: list[float] = []
+    found: dict[str, int] = {}
+    for _ in range(4):
+        answers = asyncio.run(send_all())
+        memory.append(rss_mib(gateway.process))
+        assert {name: status for name, status in answers.items() if status >= 500} == {}
+        found |= answers
     alone = asyncio.run(send_raw(port, hostile["body-duplicate-model"]))
     assert alone == 200, "the last of two keys holds, as at the engines"
     assert {found[name] for name in ("no-key", "wrong-key", "long-key", "basic-key")} == {401}
     assert found["gzip-bomb"] == 413
     assert found["foreign-project"] == 403
-    assert rss_mib(gateway.process) - before < 32
+    assert min(memory[2:]) - min(memory[:2]) < 16, f"it grows with each round: {memory}"
     assert run(lambda session: gateway.chat(session, "fine", max_tokens=1))[0] == 200
 
 
