@@ -339,7 +339,7 @@ def test_tasks_of_a_pipeline_need_a_command_only():
         import_foreign_file("run: x\n---\nrun: y\ngpus: 1\n", path="t.yaml", folder="/work")
 
 
-def test_a_batch_script_that_is_said_to_be_a_task_is_told_apart():
+def test_a_batch_script_is_never_read_as_a_task():
     with pytest.raises(BadFile, match="a batch script"):
         import_foreign_file("#!/bin/bash\n#SBATCH -N 1\n", path="t", folder="/work", form=ForeignFormat.SKY)
 
@@ -443,6 +443,23 @@ def test_what_is_written_is_a_job_file_whatever_the_values():
     assert made > 100
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "type: task\ncommands: [x]\nmax_duration: 3x",
+        "type: task\ncommands: [x]\nports: ['9:99999999']",
+        f"type: task\ncommands: [x]\nnodes: {'9' * 5000}",
+        f"type: task\ncommands: [x]\npriority: {'9' * 5000}",
+        f"type: task\ncommands: [x]\nresources: {{cpu: {'9' * 5000}}}",
+        f"run: x\nnum_nodes: {'9' * 5000}",
+        f"run: x\nresources: {{job_recovery: {{max_restarts_on_errors: {'9' * 5000}}}}}",
+    ],
+)
+def test_a_value_that_is_refused_has_one_note(lines):
+    [note] = imported(lines).notes
+    assert "is not taken over: " in note
+
+
 def test_a_file_of_thousands_of_variables_is_checked_a_few_times(monkeypatch):
     checks = []
 
@@ -481,7 +498,10 @@ def test_the_command_writes_files_and_says_how_to_submit_them(tmp_path, monkeypa
     )
     assert read_job_file("job-2.yaml").mapping == {"name": "b", "run": "y", "tasks_per_node": 1}
     (tmp_path / "one.yaml").write_text("num_nodes: 2\nrun: x\n")
-    assert main(["import", "one.yaml", "-o", "one.yaml"]) == 64
+    capsys.readouterr()
+    assert main(["import", "one.yaml", "-o", "job-1.yaml"]) == main(["import", "one.yaml", "-o", "one.yaml"]) == 64
+    assert "job-1.yaml exists already" in capsys.readouterr().err
+    assert read_job_file("job-1.yaml").mapping == {"name": "a", "run": "x", "tasks_per_node": 1}
     assert main(["import", "one.yaml", "-o", "none/x.yaml"]) == 78
     assert main(["import", "one.yaml", "--from", "dstack"]) == 78
     capsys.readouterr()

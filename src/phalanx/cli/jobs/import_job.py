@@ -12,7 +12,7 @@ import click
 
 from phalanx.cli.errors import warn
 from phalanx.client.input_files import read_file_bytes
-from phalanx.core.errors import BadFile, BadRequest
+from phalanx.core.errors import BadFile, BadRequest, Conflict
 
 _FORMATS: Final = ("sky", "dstack", "sbatch")
 
@@ -23,7 +23,7 @@ _FORMATS: Final = ("sky", "dstack", "sbatch")
     "-o",
     "--output",
     metavar="FILE",
-    help="Write the job file here; of several tasks to FILE-1, FILE-2 and so on, before its ending.",
+    help="Write the job file here; of several tasks to FILE-1, FILE-2 and so on, before its ending. Replaces no file.",
 )
 @click.option("--from", "form", type=click.Choice(_FORMATS), help="Whose file it is; by default its content decides.")
 def import_(file: str, output: str | None, form: str | None) -> int:
@@ -51,19 +51,19 @@ def import_(file: str, output: str | None, form: str | None) -> int:
             f"{file} has {len(jobs)} tasks, and a job file is one",
             hint="write each to a file: -o job.yaml makes job-1.yaml, job-2.yaml",
         )
+    names = [] if output is None else _file_names(output, len(jobs))
+    for name in names:
+        if os.path.lexists(name):
+            raise Conflict(f"{name} exists already", hint="choose another name, or remove it")
     for job in jobs:
         for note in job.notes:
             warn(note)
     if output is None:
         print(yaml_text(jobs[0].mapping), end="")
         return 0
-    names = _file_names(output, len(jobs))
-    for name in names:
-        if os.path.exists(name) and file != "-" and os.path.samefile(name, file):
-            raise BadRequest(f"-o {name} is the file that is read", hint="choose another name")
     for name, job in zip(names, jobs, strict=True):
         try:
-            with open(name, "w", encoding="utf-8") as written:
+            with open(name, "x", encoding="utf-8") as written:
                 written.write(yaml_text(job.mapping))
         except OSError as error:
             raise BadFile(f"{name}: cannot be written: {error.strerror}") from None

@@ -12,9 +12,11 @@ from phalanx.user_files.job_imports.job_draft import ImportedJob, JobDraft, Sour
 from phalanx.user_files.job_imports.shared_terms import (
     gpu_kind,
     gpus_of_nodes,
+    node_count,
     put_dataset,
-    service_name,
+    put_name,
     size_text,
+    whole_number,
     with_variables,
     without_value,
 )
@@ -108,13 +110,9 @@ def import_dstack_run(source: YamlValue) -> ImportedJob:
     draft = JobDraft(source, _REASONS)
     kind = draft.text("type")
     _command(draft, kind)
-    name = draft.text("name")
+    put_name(draft, service_key="type" if kind == "service" else "")
     if kind == "service":
-        draft.put("type", "service", ("type",))
-        draft.put("name", service_name(draft, name or "service", ("name",)), ("name",))
         _service(draft)
-    elif name:
-        draft.put("name", name, ("name",))
     _resources(draft)
     _variables(draft)
     _times(draft, kind)
@@ -137,7 +135,7 @@ def _command(draft: JobDraft, kind: str) -> None:
     if kind == "dev-environment":
         draft.put("terminal", True, ("type",))
         draft.put("preemptible", False, ("type",))
-        draft.say(
+        draft.note(
             ("type",), "it is a job with a terminal: phalanx shell JOB; phalanx dev starts such sessions by one command"
         )
         lines.append(_SHELL)
@@ -153,19 +151,17 @@ def _command(draft: JobDraft, kind: str) -> None:
 
 
 def _resources(draft: JobDraft) -> None:
-    nodes = int(text) if (text := draft.text("nodes")).isdecimal() and int(text) > 0 else 1
+    nodes = node_count(draft, "nodes")
     request = _gpus(draft, nodes)
     if request:
         draft.put("gpus", request, ("resources", "gpu"), also=[("nodes",)] if nodes > 1 else [])
     elif nodes > 1:
         draft.put("nodes", nodes, ("nodes",))
-    if text and (not text.isdecimal() or int(text) < 1):
-        draft.leave(("nodes",), "it is not a number of nodes")
     if cpu := draft.text("resources", "cpu"):
         words = [word for word in cpu.split(":") if word.strip()[:1].isdigit()]
-        low = _lower(draft, ("resources", "cpu"), words[0] if words else "")
-        if low.isdecimal():
-            draft.put("cpus", int(low), ("resources", "cpu"))
+        number = whole_number(_lower(draft, ("resources", "cpu"), words[0] if words else ""))
+        if number is not None:
+            draft.put("cpus", number, ("resources", "cpu"))
         else:
             draft.leave(("resources", "cpu"), "write the number of CPUs of a node: cpus: 16")
     if memory := draft.text("resources", "memory"):
@@ -175,7 +171,8 @@ def _resources(draft: JobDraft) -> None:
         else:
             draft.leave(("resources", "memory"), "write the memory of a node: memory: 64G")
     if priority := draft.text("priority"):
-        draft.put("priority", int(priority) if priority.isdecimal() else priority, ("priority",))
+        number = whole_number(priority)
+        draft.put("priority", priority if number is None else number, ("priority",))
     match draft.text("spot_policy"):
         case "spot":
             draft.put("preemptible", True, ("spot_policy",))
@@ -221,26 +218,26 @@ def _gpus(draft: JobDraft, nodes: int) -> str:
         draft.leave(where, f"{count[:20]} is not a number of GPUs")
         return ""
     if number == "0":
-        draft.say(where, "no GPU")
+        draft.note(where, "no GPU")
         return ""
     suffix = (
         f"-{least.removesuffix('G')}gb" if least is not None and least.endswith("G") and least[:-1].isdecimal() else ""
     )
     if memory and not suffix:
-        draft.say(where, "the memory of a GPU is a whole number of GB, such as any-24gb:2")
+        draft.note(where, "the memory of a GPU is a whole number of GB, such as any-24gb:2")
     kinds = [f"{gpu_kind(name)}{suffix}" for name in names] or ([f"any{suffix}"] if suffix else [""])
     return gpus_of_nodes(nodes, [(kind, number) for kind in kinds])
 
 
 def _vendor(draft: JobDraft, where: SourcePath, vendor: str) -> None:
-    draft.say(where, f"the vendor {vendor[:20]} is not taken over: GPUs are named by their model, h100 or mi300x")
+    draft.note(where, f"the vendor {vendor[:20]} is not taken over: GPUs are named by their model, h100 or mi300x")
 
 
 def _lower(draft: JobDraft, where: SourcePath, text: str) -> str:
     """The lower end of a range, `4..8`, which is what a job asks for; notes the upper one."""
     low, dots, high = text.replace(" ", "").partition("..")
     if dots and high:
-        draft.say(where, f"{(low or high)[:40]} is taken of the range {text[:40]}")
+        draft.note(where, f"{(low or high)[:40]} is taken of the range {text[:40]}")
     return low or high
 
 
@@ -253,7 +250,7 @@ def _variables(draft: JobDraft) -> None:
         )
         if secret := _SECRET.fullmatch(text.strip()):
             draft.put("secrets", name, path, item="")
-            draft.say(path, f"it is the secret {secret[1]}: phalanx secrets set {name}")
+            draft.note(path, f"it is the secret {secret[1]}: phalanx secrets set {name}")
         elif equals and not (value.is_null and isinstance(path[-1], str)):
             draft.put("env", text, path, item=name)
         else:
@@ -269,11 +266,11 @@ def _times(draft: JobDraft, kind: str) -> None:
             if FLAG_WORDS.get(limit):
                 draft.leave((key,), f"write {ours}: 2h")
             else:
-                draft.say((key,), f"off: {ours} is left out")
+                draft.note((key,), f"off: {ours} is left out")
             continue
         draft.put(ours, f"{limit}s" if limit.isdecimal() else limit, (key,))
         if ours == "time":
-            draft.say((key,), "time limits one attempt, counted from its start")
+            draft.note((key,), "time limits one attempt, counted from its start")
     retry = draft.get("retry")
     if retry is None:
         return
@@ -287,7 +284,7 @@ def _times(draft: JobDraft, kind: str) -> None:
         if value.content == "error":
             _retry(draft, path, kind)
         else:
-            draft.say(path, "jobs always wait for free nodes, and are placed again after a failure of one")
+            draft.note(path, "jobs always wait for free nodes, and are placed again after a failure of one")
 
 
 def _retry(draft: JobDraft, where: SourcePath, kind: str) -> None:
@@ -295,14 +292,14 @@ def _retry(draft: JobDraft, where: SourcePath, kind: str) -> None:
         draft.leave(where, "a service replaces each replica that fails")
         return
     draft.put("retry", _RETRY_MAX, where)
-    draft.say(where, f"it is started again at most {_RETRY_MAX} times after an error")
+    draft.note(where, f"it is started again at most {_RETRY_MAX} times after an error")
 
 
 def _web_port(draft: JobDraft, path: SourcePath, value: YamlValue) -> None:
     local, colon, port = value.text("ports").rpartition(":")
     draft.put("ports", port, path, item="")
     if colon and local not in ("*", port):
-        draft.say(path, f"the head has a page for it; phalanx port-forward JOB {local}:{port} opens port {local} here")
+        draft.note(path, f"the head has a page for it; phalanx port-forward JOB {local}:{port} opens port {local} here")
 
 
 def _service(draft: JobDraft) -> None:

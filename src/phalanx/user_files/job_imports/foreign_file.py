@@ -94,11 +94,11 @@ def _documents(text: str) -> Iterator[str]:
 
 
 def _format(documents: Sequence[YamlValue]) -> ForeignFormat:
-    """By the last document with a key that tells. The tasks of a pipeline need none: a name and a command are a job file too, but one alone."""
-    telling = [one for one in documents[1:] if not one.mapping("file").keys() <= _SHARED]
-    if len(documents) > 1 and not telling:
+    """By the last document with a key of one tool only. The tasks of a pipeline need none: a name and a command are a job file too, but one alone."""
+    distinct = [one for one in documents[1:] if not one.mapping("file").keys() <= _SHARED]
+    if len(documents) > 1 and not distinct:
         return ForeignFormat.SKY
-    source = telling[-1] if telling else documents[0]
+    source = distinct[-1] if distinct else documents[0]
     keys = source.mapping("file")
     kind = keys["type"].content if "type" in keys else ""
     if kind in OTHER_TYPES:

@@ -44,7 +44,7 @@ class JobDraft:
     def __init__(self, source: YamlValue, reasons: Mapping[str, str]) -> None:
         self._source, self._reasons = source, reasons
         self._handled: set[SourcePath] = set()
-        self._notes: list[tuple[int, str]] = []
+        self._notes: dict[SourcePath, list[str]] = {}
         self._parts: list[_Part] = []
         self._above: set[SourcePath] = set()  # paths with a handled one below
 
@@ -104,12 +104,14 @@ class JobDraft:
         self._handled.add(source)
 
     def leave(self, source: SourcePath, why: str) -> None:
-        """Note that a key of the source has no place."""
-        self._note(source, f"{_dotted(source)} is not taken over: {why}")
+        """Note that a key of the source has no place, in place of any earlier note on it."""
+        self._handled.add(source)
+        self._notes[source] = [f"{_dotted(source)} is not taken over: {why}"]
 
-    def say(self, source: SourcePath, text: str) -> None:
+    def note(self, source: SourcePath, text: str) -> None:
         """Note what is different about a key of the source that has its place."""
-        self._note(source, f"{_dotted(source)}: {text}")
+        self._handled.add(source)
+        self._notes.setdefault(source, []).append(f"{_dotted(source)}: {text}")
 
     def finish(self, notes: Sequence[str] = ()) -> ImportedJob:
         """The job file. Names all that was not handled. `notes`: put before the others.
@@ -120,12 +122,10 @@ class JobDraft:
         self._above = {one[:length] for one in self._handled for length in range(len(one))} | {()}
         self._name_rest((), self._source)
         mapping = self._accepted()
-        return ImportedJob(mapping=mapping, notes=(*notes, *(text for _, text in sorted(self._notes))))
-
-    def _note(self, source: SourcePath, text: str) -> None:
-        self._handled.add(source)
-        line = self._line(source)
-        self._notes.append((line, f"{self._source.path}:{line}: {text}"))
+        found = sorted((self._line(source), text) for source, texts in self._notes.items() for text in texts)
+        return ImportedJob(
+            mapping=mapping, notes=(*notes, *(f"{self._source.path}:{line}: {text}" for line, text in found))
+        )
 
     def _line(self, source: SourcePath) -> int:
         line, found = self._source.line, self._source

@@ -12,9 +12,34 @@ from phalanx.user_files.job_imports.job_draft import JobDraft, SourcePath
 _MEMORY_ONLY: Final = re.compile(r"([0-9]{1,6})\s*gb?\+?", re.IGNORECASE)
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)i?b?\+?", re.IGNORECASE)
 _REMOTE: Final = re.compile(r"(?:s3|gs|az|https?|hf)://")
+_WHOLE: Final = re.compile(r"[0-9]{1,9}")
 _NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9-]+")
 _NAME_MAX: Final = 63
 _DATA_NAME_MAX: Final = 32
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a text of at most nine digits is; None for any other text."""
+    return int(text) if _WHOLE.fullmatch(text) else None
+
+
+def node_count(draft: JobDraft, key: str) -> int:
+    """The number of nodes under a key; 1 without it, and for what is no such number, which is noted."""
+    text = draft.text(key)
+    number = whole_number(text)
+    if text and not number:
+        draft.leave((key,), "it is not a number of nodes")
+    return number or 1
+
+
+def put_name(draft: JobDraft, *, service_key: str = "") -> None:
+    """Take over the name. `service_key`: the key that makes it a service; empty for a job."""
+    name = draft.text("name")
+    if service_key:
+        draft.put("type", "service", (service_key,))
+        draft.put("name", _service_name(draft, name or "service"), ("name",))
+    elif name:
+        draft.put("name", name, ("name",))
 
 
 def gpus_of_nodes(nodes: int, choices: Sequence[tuple[str, str]]) -> str:
@@ -39,15 +64,6 @@ def size_text(text: str) -> str | None:
     return None if found is None else f"{found[1]}{(found[2] or 'g').upper()}"
 
 
-def service_name(draft: JobDraft, name: str, source: SourcePath) -> str:
-    """The name of a service: lower-case letters, digits and -. Notes a change."""
-    found = _NOT_IN_NAMES.sub("-", name.lower()).strip("-")[:_NAME_MAX].strip("-")
-    found = found if found[:1].isalpha() else f"s-{found}".rstrip("-")
-    if name and found != name:
-        draft.say(source, f"the service is called {found}: names have lower-case letters, digits and -")
-    return found
-
-
 def put_dataset(draft: JobDraft, target: str, address: str, source: SourcePath) -> None:
     """Take over a bucket or folder that the tool puts at a path of the node, as a dataset."""
     if not _REMOTE.match(address) and local_path(address) is None:
@@ -56,7 +72,9 @@ def put_dataset(draft: JobDraft, target: str, address: str, source: SourcePath) 
     name = re.sub(r"[^A-Za-z0-9]+", "_", target).strip("_")[-_DATA_NAME_MAX:].strip("_")
     name = (name if name[:1].isalpha() else f"data_{name}")[:_DATA_NAME_MAX] or "data"
     draft.put("data", address, source, item=name)
-    draft.say(source, f"each node copies it, read-only; its folder is $PHALANX_DATA_{name.upper()}, not {target[:100]}")
+    draft.note(
+        source, f"each node copies it, read-only; its folder is $PHALANX_DATA_{name.upper()}, not {target[:100]}"
+    )
 
 
 def without_value(name: str) -> str:
@@ -69,14 +87,20 @@ def with_variables(draft: JobDraft, script: str, source: SourcePath, prefix: str
     named = sorted(set(re.findall(rf"\b{prefix}[A-Z0-9_]+", script)))
     for name in named:
         if name not in known:
-            draft.say(source, f"nothing sets {name} here")
+            draft.note(source, f"nothing sets {name} here")
     lines = [f'export {name}="{known[name]}"' for name in named if name in known]
     if lines:
-        draft.say(
-            source,
-            f"{', '.join(name for name in named if name in known)} are set from variables of Phalanx at its start",
-        )
+        draft.note(source, f"first sets {', '.join(name for name in named if name in known)} from variables of Phalanx")
     return "\n".join([*lines, script])
+
+
+def _service_name(draft: JobDraft, name: str) -> str:
+    """The name of a service: lower-case letters, digits and -. Notes a change."""
+    found = _NOT_IN_NAMES.sub("-", name.lower()).strip("-")[:_NAME_MAX].strip("-")
+    found = found if found[:1].isalpha() else f"s-{found}".rstrip("-")
+    if found != name:
+        draft.note(("name",), f"the service is called {found}: names have lower-case letters, digits and -")
+    return found
 
 
 def _one_request(nodes: int, kinds: str, count: str) -> str:

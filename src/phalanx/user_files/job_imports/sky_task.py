@@ -14,9 +14,11 @@ from phalanx.user_files.job_imports.job_draft import ImportedJob, JobDraft, Sour
 from phalanx.user_files.job_imports.shared_terms import (
     gpu_kind,
     gpus_of_nodes,
+    node_count,
     put_dataset,
-    service_name,
+    put_name,
     size_text,
+    whole_number,
     with_variables,
     without_value,
 )
@@ -99,13 +101,9 @@ def import_sky_task(source: YamlValue) -> ImportedJob:
         raise source.error("the task has no run: it starts nothing", "write run: and the command")
     is_service = draft.get("service") is not None
     _command(draft)
-    name = draft.text("name")
+    put_name(draft, service_key="run" if is_service else "")
     if is_service:
-        draft.put("type", "service", ("run",))
-        draft.put("name", service_name(draft, name or "service", ("name",)), ("name",))
         _service(draft)
-    elif name:
-        draft.put("name", name, ("name",))
     _folder(draft)
     _resources(draft, is_service=is_service)
     _variables(draft)
@@ -120,7 +118,7 @@ def _command(draft: JobDraft) -> None:
         if script:
             draft.put(key, with_variables(draft, script, (key,), _PREFIX, _VARIABLES), (key,))
         if "~/sky_workdir" in script:
-            draft.say((key,), "it names ~/sky_workdir, which is the working directory here")
+            draft.note((key,), "it names ~/sky_workdir, which is the working directory here")
     draft.put("tasks_per_node", 1, ("run",))
 
 
@@ -128,7 +126,7 @@ def _folder(draft: JobDraft) -> None:
     folder = draft.text("workdir")
     if folder:
         draft.put("workdir", folder, ("workdir",))
-        draft.say(
+        draft.note(
             ("workdir",), "the nodes use this folder in place; submit with --copy to send them a copy, as SkyPilot does"
         )
     elif draft.get("workdir") is not None:
@@ -136,7 +134,7 @@ def _folder(draft: JobDraft) -> None:
 
 
 def _resources(draft: JobDraft, *, is_service: bool) -> None:
-    nodes = int(text) if (text := draft.text("num_nodes")).isdecimal() and int(text) > 0 else 1
+    nodes = node_count(draft, "num_nodes")
     found = list(_accelerators(draft, ("resources", "accelerators")))
     for group in ("any_of", "ordered"):
         for path, _ in draft.items("resources", group):
@@ -147,13 +145,11 @@ def _resources(draft: JobDraft, *, is_service: bool) -> None:
         draft.put("gpus", request, sources[0], also=sources[1:])
     elif nodes > 1:
         draft.put("nodes", nodes, ("num_nodes",))
-    if text and (not text.isdecimal() or int(text) < 1):
-        draft.leave(("num_nodes",), "it is not a number of nodes")
     cpus = draft.text("resources", "cpus")
     if cpus and (number := _number(cpus.rstrip("+"))) is not None:
         draft.put("cpus", ceil(number), ("resources", "cpus"))
         if cpus.endswith("+") or ceil(number) != number:
-            draft.say(("resources", "cpus"), f"{ceil(number)} is what the job gets, and not more")
+            draft.note(("resources", "cpus"), f"{ceil(number)} is what the job gets, and not more")
     elif cpus:
         draft.leave(("resources", "cpus"), "write the number of CPUs of a node")
     memory = draft.text("resources", "memory")
@@ -167,7 +163,7 @@ def _resources(draft: JobDraft, *, is_service: bool) -> None:
     if memory and (size := size_text(memory)) is not None:
         draft.put("memory", size, ("resources", "memory"))
         if memory.endswith("+"):
-            draft.say(("resources", "memory"), f"{size} is what the job gets, and not more")
+            draft.note(("resources", "memory"), f"{size} is what the job gets, and not more")
     elif memory:
         draft.leave(("resources", "memory"), "write the memory of a node: 64 for 64 GiB")
     _image(draft)
@@ -190,7 +186,8 @@ def _resources(draft: JobDraft, *, is_service: bool) -> None:
         if is_service:
             draft.leave(where, "a service replaces each replica that fails")
         else:
-            draft.put("retry", int(restarts) if restarts.isdecimal() else restarts, where)
+            count = whole_number(restarts)
+            draft.put("retry", restarts if count is None else count, where)
     if not is_service:
         for path, value in draft.items("resources", "ports"):
             _web_port(draft, path, value)
@@ -262,7 +259,7 @@ def _variables(draft: JobDraft) -> None:
     for path, value in draft.named_items("secrets"):
         name = str(value.content if isinstance(path[-1], int) else path[-1])
         draft.put("secrets", name, path, item="")
-        draft.say(path, f"its value is not written here: phalanx secrets set {name}")
+        draft.note(path, f"its value is not written here: phalanx secrets set {name}")
 
 
 def _mount(draft: JobDraft, path: SourcePath, value: YamlValue) -> None:
@@ -278,7 +275,7 @@ def _mount(draft: JobDraft, path: SourcePath, value: YamlValue) -> None:
     put_dataset(draft, str(path[-1]), address, where)
     mode = draft.text(*path, "mode")
     if mode:
-        draft.say((*path, "mode"), f"{mode}: it is copied before the ranks start, and cannot be written to")
+        draft.note((*path, "mode"), f"{mode}: it is copied before the ranks start, and cannot be written to")
 
 
 def _number(text: str) -> float | None:
