@@ -13,6 +13,7 @@ import pytest
 
 from phalanx.api.live import job_notifier
 from phalanx.core.errors import TryLater
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import CHANNEL_MARKS
 from phalanx.core.work.channel import JOB_MARKS, Message
 from phalanx.providers.notifications.apprise_notifier import AppriseNotifier
@@ -192,6 +193,17 @@ def test_an_array_sends_its_start_its_first_failure_and_its_end(head, call, node
     ]
     assert "2 succeeded, 2 failed; unsuccessful: 1-2." in mail.texts(ADA)[2][1]
     assert mail.texts(ADA)[2][1].rstrip().endswith(f"https://head.example.org/jobs/{array}")
+
+
+def test_an_element_that_can_never_start_is_not_the_first_failure_of_a_head_that_starts_again(head, call, node):
+    array = call.submit(retry=0, notify=ADA, array="0-1%1", gpus=8).partition("_")[0]
+    until(lambda: head.store.job(f"{array}_0").state == "running")
+    waiting = head.store.job(f"{array}_1")
+    node.run(f"{array}_0")
+    node.end(f"{array}_0", code=1)
+    until(lambda: head.store.job(f"{array}_0").state.terminal)
+    line = HistoryLine(seq=1, at_s=0.0, kind="never", text="", job_id=waiting.id)
+    assert head.app.state.runtime.job_notifier._notes(waiting, waiting.spec.notify, line) == []
 
 
 def test_many_jobs_of_one_user_send_few_messages(head, call, node, mail, mail_channel, monkeypatch):
@@ -381,7 +393,7 @@ WRONG = (
     ("nobody@", 422, "not a mail address"),
     ({"to": ADA, "on": "ends"}, 422, "no event 'ends'"),
     ({"to": ADA, "when": "end"}, 422, "unknown key 'when'"),
-    ([], 422, "nobody is named"),
+    ([], 422, "no target is named"),
     ([f"a{n}@example.org" for n in range(6)], 422, "at most 5"),
     ("team", 404, "no channel 'team'"),
     ("ops", 404, "no channel 'ops'"),  # it is not for jobs
@@ -400,8 +412,9 @@ def test_wrong_targets_are_refused(call, head, node, receiver):
 
 def test_an_address_that_no_mail_channel_reaches_is_a_warning(call, head, node, mail):
     body = {"run": "true", "notify": ADA}
-    [warning] = [one for one in call("user", "POST", "/v1/jobs", body).json()["warnings"] if one.startswith("notify")]
-    assert warning.startswith(f"notify: nothing is mailed to {ADA} until an admin adds a mail channel")
+    for route in ("/v1/jobs", "/v1/jobs/dry-run"):
+        [warning] = [one for one in call("user", "POST", route, body).json()["warnings"] if one.startswith("notify")]
+        assert warning.startswith(f"notify: nothing is mailed to {ADA} until an admin adds a mail channel")
     add(call, mail, name="mail", topics=["notify"])
     assert [one for one in call("user", "POST", "/v1/jobs", body).json()["warnings"] if one.startswith("notify")] == []
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final
 
 from phalanx.api.auth.secret_seal import SecretSeal
+from phalanx.api.live.channel_sender import BETWEEN_S, RETRY_S, TICK_S
 from phalanx.api.live.job_messages import JobNote, array_end_note, first_failure_note, job_note, joined_message
 from phalanx.api.services import HeadServices
 from phalanx.core.errors import NotFound, PhalanxError
@@ -41,13 +42,10 @@ from phalanx.core.work.secret import find_secret
 from phalanx.core.work.sign_in import PROVIDER
 from phalanx.ports.store import JobFilter
 
-TICK_S: Final = 2.0
-BETWEEN_S: Final = 10.0  # two messages to one target
 QUICK_MAX: Final = 10  # messages to one target in an hour; further ones follow BETWEEN_LATER_S apart
 BETWEEN_LATER_S: Final = 600.0
 USER_MAX: Final = 60  # messages of one user in an hour, over all targets, with those that were not accepted
 HOUR_S: Final = 3600.0
-RETRY_S: Final = (10.0, 30.0, 120.0, 600.0)  # after failures in a row; then always the last
 GIVE_UP_S: Final = 86400.0
 PENDING_MAX: Final = 200  # notes that wait for one target; past that the oldest are dropped
 _SENDERS: Final = 8  # messages on their way at once
@@ -83,13 +81,6 @@ class _Outbox:
         return f"{JOB_MARKS}{self.user}:{self.project}:{self.target}"
 
 
-@dataclass(slots=True)
-class _ArrayMemory:
-    """What was sent of an array."""
-
-    events: set[NotifyEvent] = field(default_factory=set)
-
-
 class JobNotifier:
     """See the module."""
 
@@ -98,7 +89,7 @@ class JobNotifier:
         self._lock = threading.Lock()
         self._outboxes: dict[tuple[UserId, ProjectId, str], _Outbox] = {}
         self._sent_by: dict[UserId, deque[float]] = {}
-        self._arrays: OrderedDict[JobId, _ArrayMemory] = OrderedDict()
+        self._arrays: OrderedDict[JobId, set[NotifyEvent]] = OrderedDict()
         self._stored: dict[str, int] = {}
         # All up to this line was delivered, except to targets with a mark of their own; -1 before the first step.
         self._began_at = -1
@@ -127,7 +118,7 @@ class JobNotifier:
             for outbox in sorted(self._outboxes.values(), key=lambda one: one.next_s):  # the longest due first
                 self._send(outbox)
             self._mark()
-            self._forget_idle()
+            self._drop_idle()
 
     def _run(self) -> None:
         while not self._closing.wait(TICK_S):
@@ -191,10 +182,10 @@ class JobNotifier:
     def _is_first(self, job: Job, event: NotifyEvent) -> bool:
         """Whether no element of the array had this event before. Asks the store, since this head may not have seen the first one."""
         assert job.array is not None
-        memory = self._memory(job.array.array_id)
-        if event in memory.events:
+        sent = self._sent_of(job.array.array_id)
+        if event in sent:
             return False
-        memory.events.add(event)
+        sent.add(event)
         if event is NotifyEvent.START:
             return all(
                 (one.started_s, one.seq) >= (job.started_s, job.seq)
@@ -203,7 +194,8 @@ class JobNotifier:
             )
         if event is NotifyEvent.FAILURE:
             failed = [one for one in self._elements(job) if one.state in _FAILED and one.ended_s is not None]
-            return all((one.ended_s, one.seq) >= (job.ended_s, job.seq) for one in failed)
+            ended_s = math.inf if job.ended_s is None else job.ended_s  # a waiting one can fail: it can never start
+            return all((one.ended_s, one.seq) >= (ended_s, job.seq) for one in failed)
         return True
 
     def _elements(self, job: Job) -> list[Job]:
@@ -217,24 +209,25 @@ class JobNotifier:
             if one.array is not None and one.array.array_id == job.array.array_id
         ]
 
-    def _memory(self, array_id: JobId) -> _ArrayMemory:
-        memory = self._arrays.setdefault(array_id, _ArrayMemory())
+    def _sent_of(self, array_id: JobId) -> set[NotifyEvent]:
+        """The events of an array that were sent."""
+        sent = self._arrays.setdefault(array_id, set())
         self._arrays.move_to_end(array_id)
         if len(self._arrays) > _ARRAYS_MAX:
             self._arrays.popitem(last=False)
-        return memory
+        return sent
 
     def _array_end(self, job: Job, seq: int) -> list[JobNote]:
         """The note of an array that has ended. Called after its lines were read, so that the states are not older than they are."""
         assert job.array is not None
         assert job.spec.notify is not None
-        memory = self._memory(job.array.array_id)
-        if NotifyEvent.END in memory.events:
+        sent = self._sent_of(job.array.array_id)
+        if NotifyEvent.END in sent:
             return []
         states = self._services.store.states(int(job.array.array_id), job.array.size)
         if not all(state.terminal for _, state in states):
             return []
-        memory.events.add(NotifyEvent.END)
+        sent.add(NotifyEvent.END)
         on = job.spec.notify.on
         if NotifyEvent.END not in on and not (
             NotifyEvent.FAILURE in on and any(state in _FAILED for _, state in states)
@@ -384,8 +377,8 @@ class JobNotifier:
             self._services.controller.request(command).result(timeout=_TIMEOUT_S)
         self._stored, self._lines, self._is_due, self._marked_s = marks, [], False, self._now_s()
 
-    def _forget_idle(self) -> None:
-        """Drop targets for which nothing waits and whose bounds are free again, as far as they have not been read for the first time."""
+    def _drop_idle(self) -> None:
+        """Drop targets for which nothing waits, and users, that got no message in the last hour."""
         now_s = self._now_s()
         for key, outbox in list(self._outboxes.items()):
             if (

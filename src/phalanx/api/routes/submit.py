@@ -78,9 +78,7 @@ async def submit_job(request: Request) -> Response:
         if fresh
         else live_job_view(runtime.services, caller, job)
     )
-    notes, warnings = submit_notes(runtime, spec), [*_secret_warnings(spec), *feasibility_warnings(runtime, job)]
-    if spec.notify is not None:
-        warnings += await run_in_thread(_mail_warnings, runtime, spec.notify, job.project)
+    notes, warnings = submit_notes(runtime, spec), await submit_warnings(runtime, job)
     if job.array is None:
         return json_response(SubmitReply(job=view, notes=notes, warnings=warnings), 201)
     notes = [_array_note(job.array), *notes]
@@ -125,6 +123,13 @@ def submitted_spec(runtime: ApiRuntime, mapping: dict[str, Any]) -> JobSpec:
     return spec_from_mapping(mapping, workdir=_workdir(mapping), now_s=runtime.services.clock.now_s())
 
 
+async def submit_warnings(runtime: ApiRuntime, job: Job) -> list[str]:
+    """Return the warnings for a submitted or hypothetical job: secrets in clear, mail without a channel, no place to run."""
+    terms = job.spec.notify
+    mail = [] if terms is None else await run_in_thread(_mail_warnings, runtime, terms, job.project)
+    return [*_secret_warnings(job.spec), *_feasibility_warnings(runtime, job), *mail]
+
+
 def submit_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:
     """Return the notes for the user: shape, number of tasks, plan, elasticity and topology."""
     plan = plan_notes(spec, _fleet(runtime)) if spec.plan else []
@@ -164,7 +169,7 @@ def _mail_warnings(runtime: ApiRuntime, terms: NotifyTerms, project: ProjectId) 
     ]
 
 
-def feasibility_warnings(runtime: ApiRuntime, job: Job) -> list[str]:
+def _feasibility_warnings(runtime: ApiRuntime, job: Job) -> list[str]:
     """Return why nothing here now can run the waiting job, or why it can never start; empty if it can."""
     checker = runtime.services.controller.feasibility
     if checker is None or job.state is not JobState.PENDING:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from phalanx.api.http.bodies import json_response, read_record
 from phalanx.api.http.routing import RouteTable
-from phalanx.api.routes.submit import feasibility_warnings, submit_notes, submit_request
+from phalanx.api.routes.submit import submit_notes, submit_request, submit_warnings
 from phalanx.api.routes.why import forecast_and_project
 from phalanx.api.runtime import ApiRuntime, caller_of, runtime_of
 from phalanx.api.turns import in_turn
@@ -61,7 +61,7 @@ async def what_if_of(runtime: ApiRuntime, caller: Caller, asked: WhatIfBody) -> 
     found = await runtime.controller_futures.result_of(services.controller.read_snapshot(submission=command))
     changed, changes = _changed(found, asked)
     notes = submit_notes(runtime, command.spec)
-    warnings = feasibility_warnings(runtime, found.hypothetical_jobs[0])
+    warnings = await submit_warnings(runtime, found.hypothetical_jobs[0])
     left_out = _left_out(found)
     now, use_now = await in_turn(lambda: forecast_and_project(services, found, notes, warnings))
     if not changes:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from phalanx.api.auth.authenticator import may_see_all_of, require_job
 from phalanx.api.http.bodies import json_response, read_body
 from phalanx.api.http.routing import RouteTable
-from phalanx.api.routes.submit import feasibility_warnings, submit_notes, submit_request
+from phalanx.api.routes.submit import submit_notes, submit_request, submit_warnings
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.turns import in_turn
@@ -86,7 +86,7 @@ async def dry_run(request: Request) -> Response:
     command = await submit_request(runtime, caller_of(request), body)
     found = await runtime.controller_futures.result_of(services.controller.read_snapshot(submission=command))
     notes = submit_notes(runtime, command.spec)
-    warnings = feasibility_warnings(runtime, found.hypothetical_jobs[0])
+    warnings = await submit_warnings(runtime, found.hypothetical_jobs[0])
     return json_response(await in_turn(lambda: forecast_submit(services, found, notes, warnings)))
 
 

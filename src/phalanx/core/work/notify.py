@@ -1,4 +1,4 @@
-"""Whom a job notifies, and of what: the key `notify` of a job file.
+"""The targets of a job's messages, and their events: the key `notify` of a job file.
 
 notify: me@example.org                            a mail address
 notify: [team-chat, $CHAT_URL]                    a channel of the project; the URL in a secret
@@ -104,7 +104,7 @@ def parse_notify(value: object) -> NotifyTerms:
         to, on = value.get("to"), value.get("on")
     targets = tuple(dict.fromkeys(_checked_target(one) for one in _texts(to, "to")))
     if not targets:
-        raise BadRequest("notify: nobody is named", hint=_HINT)
+        raise BadRequest("notify: no target is named", hint=_HINT)
     if len(targets) > TARGETS_MAX:
         raise BadRequest(
             f"notify: {len(targets)} targets; at most {TARGETS_MAX} are allowed",

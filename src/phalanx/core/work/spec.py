@@ -109,7 +109,7 @@ class JobSpec:
         env: variables for every task, as pairs in the order written.
         secrets: names of secrets, whose values the tasks get as variables of these names (`core.work.secret`).
         ports: on which its programs serve web pages.
-        notify: whom it notifies, and of what; None for nobody.
+        notify: the targets and events of its messages; None for no messages.
         setup: shell text run once per node before the tasks.
         requirements: file of the working directory that lists Python packages, "none", or "" for the default of a copy.
         software: the environment of its nodes that its processes run in.
