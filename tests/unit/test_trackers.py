@@ -93,6 +93,7 @@ def test_programs_that_begin_many_runs_have_only_the_group(changes):
             {"MLFLOW_TRACKING_URI": "https://ml.example.org", "MLFLOW_EXPERIMENT_ID": "3"},
             ["https://ml.example.org/#/experiments/3"],
         ),
+        ({"MLFLOW_TRACKING_URI": "http://ml/a%0ab c"}, ["http://ml/a%0ab%20c/"]),
         ({"MLFLOW_TRACKING_URI": "javascript:alert(1)"}, []),
         ({"MLFLOW_TRACKING_URI": "sqlite:///ml.db"}, []),
         ({"MLFLOW_TRACKING_URI": "http://[::1]:5000"}, ["http://[::1]:5000/"]),

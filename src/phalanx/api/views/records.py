@@ -247,7 +247,7 @@ def _links(job: Job) -> list[JobLinkView]:
     if job.replica is not None:
         return []
     tracked = tracked_job(job.spec, job.id, job.folder, None if job.array is None else job.array.array_id)
-    return [JobLinkView(name=one.name, url=one.url) for one in tracker_links(tracked, dict(job.spec.env))]
+    return tracker_links(tracked, dict(job.spec.env))
 
 
 def _why_waiting(job: Job, waiting: WaitReason | None, *, whole: bool) -> tuple[str, str]:

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, urlsplit
 
 from phalanx.core.work.trackers import TrackedJob
+from phalanx.wire.api.jobs import JobLinkView
 
 _WANDB_URL: Final = "https://wandb.ai"
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrackerLink:
-    """A link to a job's run. `name`: of the tracker."""
-
-    name: str
-    url: str
-
-
-def tracker_links(job: TrackedJob, env: Mapping[str, str]) -> tuple[TrackerLink, ...]:
+def tracker_links(job: TrackedJob, env: Mapping[str, str]) -> list[JobLinkView]:
     """The links that the job's own variables allow. No part of a URL with a password is repeated."""
     found = []
     entity, project = env.get("WANDB_ENTITY", ""), env.get("WANDB_PROJECT", "")
@@ -31,12 +23,12 @@ def tracker_links(job: TrackedJob, env: Mapping[str, str]) -> tuple[TrackerLink,
     offline = env.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun")
     if base and not offline and _WORD.fullmatch(entity) and _WORD.fullmatch(project):
         page = f"/runs/{quote(run, safe='')}" if run else ""
-        found.append(TrackerLink(name="wandb", url=f"{base}/{entity}/{project}{page}"))
+        found.append(JobLinkView(name="wandb", url=f"{base}/{entity}/{project}{page}"))
     if address := _web_address(env.get("MLFLOW_TRACKING_URI", "")):
         experiment = env.get("MLFLOW_EXPERIMENT_ID", "")
         wanted = f"/#/experiments/{experiment}" if experiment.isdecimal() else "/"
-        found.append(TrackerLink(name="mlflow", url=f"{address}{wanted}"))
-    return tuple(found)
+        found.append(JobLinkView(name="mlflow", url=f"{address}{wanted}"))
+    return found
 
 
 def _web_address(text: str) -> str:
@@ -49,4 +41,4 @@ def _web_address(text: str) -> str:
     host = parts.hostname or ""
     if parts.scheme not in ("http", "https") or not re.fullmatch(r"[A-Za-z0-9.-]+|[0-9a-f:]+", host):
         return ""
-    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{port}{quote(parts.path.rstrip('/'), safe='/-._~')}"
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{port}{quote(parts.path.rstrip('/'), safe='/%')}"

@@ -1,4 +1,4 @@
-"""What experiment trackers are told of a job, by their own variables.
+"""Names of a job for experiment trackers, in their own variables.
 
 W&B: `WANDB_NAME`, `WANDB_RUN_GROUP`, and for the first rank `WANDB_RUN_ID` with `WANDB_RESUME=allow`, so that each attempt continues the run of the
 one before. Source: docs.wandb.ai, environment variables and resuming of runs, 2026-11.
@@ -26,7 +26,7 @@ _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e\xa0-\uffff]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedJob:
-    """What is said of a job. `folder`: its name and the cluster's in one, as that of its outputs; `array_id`: of an element; `labels`: of the job.
+    """What the variables of trackers name. `folder`: its name and the cluster's in one, as that of its outputs; `array_id`: of an element; `labels`: of the job.
 
     `has_many_runs`: its program may well begin several runs: a session, a batch script with steps, an executor of functions.
     """
@@ -52,7 +52,7 @@ class TrackedJob:
 
 
 def tracked_job(spec: JobSpec, job_id: JobId, folder: str, array_id: JobId | None) -> TrackedJob:
-    """What is said of the job of a spec."""
+    """Return what the variables of trackers name, of the job of a spec."""
     session = spec.terminal or bool(spec.ports) or spec.idle_s is not None
     executor = any(word.startswith(_EXECUTOR) for word in spec.role.argv[:3])
     return TrackedJob(
