@@ -97,30 +97,17 @@ def show(name: str, as_json: bool, watch: bool) -> None:
 @click.option("--budget", type=BUDGET, help='Warn at 80 and 100 % of it: "5000 EUR/month".')
 @click.option("--outputs", type=OUTPUTS, help="Most that nodes may store at the head of its jobs' outputs: 500G.")
 @request_limit_options
-@click.option("--weight", type=WEIGHT, help="Part of a busy service that it gets, relative to other projects.  [1]")
-def add(
-    name: str,
-    members: tuple[str, ...],
-    admins: tuple[str, ...],
-    budget: str | None,
-    outputs: str | None,
-    requests_per_minute: str | None,
-    tokens_per_minute: str | None,
-    weight: str | None,
-) -> None:
+@click.option(
+    "--weight",
+    "request_weight",
+    type=WEIGHT,
+    help="Part of a busy service that it gets, relative to other projects.  [1]",
+)
+def add(name: str, members: tuple[str, ...], admins: tuple[str, ...], **terms: str | None) -> None:
     """Add a project."""
     head = connect()
     check_new("project", name, (project.id for project in head.projects()))
-    made = head.put_project(
-        name,
-        members=sorted({*members, *admins}),
-        admins=sorted(admins),
-        budget=budget,
-        outputs=outputs,
-        requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
-        request_weight=weight,
-    )
+    made = head.put_project(name, members=sorted({*members, *admins}), admins=sorted(admins), **terms)
     print(strip_control(_summary(made)))
 
 
@@ -135,28 +122,19 @@ def add(
     "--outputs", type=OUTPUTS, help="Most that nodes may store at the head of its jobs' outputs: 500G, or none."
 )
 @request_limit_options
-@click.option("--weight", type=WEIGHT, help="Part of a busy service that it gets, relative to other projects.")
+@click.option(
+    "--weight", "request_weight", type=WEIGHT, help="Part of a busy service that it gets, relative to other projects."
+)
 def set_(
     name: str,
     add_member: tuple[str, ...],
     remove_member: tuple[str, ...],
     add_admin: tuple[str, ...],
     remove_admin: tuple[str, ...],
-    budget: str | None,
-    outputs: str | None,
-    requests_per_minute: str | None,
-    tokens_per_minute: str | None,
-    weight: str | None,
+    **terms: str | None,
 ) -> None:
     """Change the members, admins, budget, space for outputs and request limits of a project."""
     people = bool(add_member or remove_member or add_admin or remove_admin)
-    terms = {
-        "budget": budget,
-        "outputs": outputs,
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_minute": tokens_per_minute,
-        "request_weight": weight,
-    }
     if not people and not any(terms.values()):
         raise BadRequest(
             "nothing to change",
