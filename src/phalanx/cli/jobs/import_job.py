@@ -25,7 +25,7 @@ _FORMATS: Final = ("sky", "dstack", "sbatch")
     metavar="FILE",
     help="Write the job file here; of several tasks to FILE-1, FILE-2 and so on, before its ending. Replaces no file.",
 )
-@click.option("--from", "form", type=click.Choice(_FORMATS), help="Whose file it is; by default its content decides.")
+@click.option("--from", "form", type=click.Choice(_FORMATS), help="Format of FILE; by default its content decides.")
 def import_(file: str, output: str | None, form: str | None) -> int:
     """Make a job file of a SkyPilot task, a run of dstack, or a script with #SBATCH lines.
 

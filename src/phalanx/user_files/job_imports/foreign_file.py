@@ -30,7 +30,7 @@ _DSTACK_ONLY: Final = frozenset({"commands", "ide", "init"})
 
 
 class ForeignFormat(enum.StrEnum):
-    """Whose file it is."""
+    """The tool that a file is written for."""
 
     SKY = "sky"
     DSTACK = "dstack"
@@ -44,7 +44,7 @@ def import_foreign_file(text: str, *, path: str, folder: str, form: ForeignForma
         text: of the file.
         path: for messages.
         folder: absolute; where a script would be submitted.
-        form: whose file it is; None finds out.
+        form: the tool that the file is written for; None finds out.
 
     Raises:
         BadFile: it is none of a known tool, or runs nothing; the message has the line.

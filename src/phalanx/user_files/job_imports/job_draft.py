@@ -1,6 +1,6 @@
 """A job file in the making: the keys that a file of another tool gives, and one note for each of its keys that has no place here.
 
-No key can get lost: what a converter neither takes nor names, `finish` names; and what our own parser would refuse, it leaves out and names.
+No key gets lost: `finish` notes each key that a converter neither takes nor notes, and leaves out and notes each value that our own parser refuses.
 """
 
 from __future__ import annotations
