@@ -1,8 +1,8 @@
 """One rank of `test_loader_libraries`: runs an example of docs/sampling.md, which begins with the given line, and writes each batch that it trains.
 
-    python -m tests.torch.loader_libraries FOLDER PHASE "# grain"
+    python -m tests.torch.loader_libraries FOLDER PHASE BATCHES "# grain"
 
-Rank 0 saves what the example saves. The test kills all ranks, and starts as many as it likes again.
+Rank 0 saves what the example saves. After so many batches the ranks wait: the test kills them, and starts as many as it likes again. 0: train to the end.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ class Numbers(torch.utils.data.Dataset):
         return number
 
 
-def main(folder: Path, phase: str, first_line: str) -> None:
+def main(folder: Path, phase: str, batches: int, first_line: str) -> None:
     """Train to the end, or until the test kills this process."""
+    trained = 0
     rank, saved = os.environ["RANK"], folder / "saved.pt"
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store-{phase}", rank=int(rank), world_size=int(os.environ["WORLD_SIZE"])
@@ -49,6 +51,10 @@ def main(folder: Path, phase: str, first_line: str) -> None:
     with (folder / f"batches-{phase}-{rank}").open("w", encoding="utf-8") as file:
 
         def train(batch: Any) -> None:
+            nonlocal trained
+            trained += 1
+            if batches and trained > batches:
+                signal.pause()
             order = space["order"]
             mine = batch if getattr(order, "weight", 1) else []  # a rank without a sample gets one with weight 0
             file.write(json.dumps([order.position, [int(number) for number in mine]]) + "\n")
@@ -72,4 +78,4 @@ def main(folder: Path, phase: str, first_line: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
