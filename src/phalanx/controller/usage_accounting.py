@@ -254,7 +254,7 @@ class UsageAccountant:
         self._changed[node.id] = None
 
     def _went_down(self, node_id: NodeId, now_ms: int) -> None:
-        """A node is found to be down only some time after it was last heard: it has been broken since."""
+        """A node is found to be down only some time after its last report: it has been broken since then."""
         heard_ms = self._heard_ms.pop(node_id, None)
         if heard_ms is not None and not self.unobserved:
             broken = PartState(UsageState.BROKEN)

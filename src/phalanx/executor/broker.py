@@ -109,7 +109,7 @@ class Broker:
         self._workers = [self._fork(number) for number in range(workers)]
 
     def run(self) -> int:
-        """Serve until the Executor closes, or nobody comes."""
+        """Serve until the Executor closes, or none connects."""
         while True:
             for key, events in self._chooser.select(_WAKE_S):
                 if key.data is None:
@@ -323,7 +323,7 @@ class Broker:
         """Queue work for some milliseconds, or one task for each worker."""
         journal = self._journal
         if journal.is_long and self._client is not None:
-            return  # until workers are idle, and the file is written anew
+            return  # until workers are idle, and the file is rewritten
         limit = len(self._workers) * (1 + min(int(_AHEAD_S / max(self._mean_s, 1e-6)), _AHEAD_MAX))
         if self._waiting and len(self._handed) < limit:
             journal.flush()  # workers read there

@@ -72,7 +72,7 @@ class _Node:
         tasks: that it has, by number.
         sent: how many tasks were sent to this run.
         received: how many results came from this run.
-        told: how many results its broker had when it was connected.
+        results_before: how many results its broker had when it was connected.
         functions: digests of those that it has.
         doubtful: tasks of an earlier program that its broker may have lost.
         taking: it was asked to give tasks back.
@@ -86,7 +86,7 @@ class _Node:
     tasks: dict[int, Task] = field(default_factory=dict)
     sent: int = 0
     received: int = 0
-    told: int = 0
+    results_before: int = 0
     functions: set[bytes] = field(default_factory=set)
     fetches: dict[int, _Fetch] = field(default_factory=dict)
     doubtful: set[int] = field(default_factory=set)
@@ -257,7 +257,7 @@ class Dispatcher:
         again = welcome["run"] == node.run
         link.welcomed = True
         node.link, node.workers = link, max(1, welcome["workers"])
-        node.told = welcome["results"]
+        node.results_before = welcome["results"]
         accepted = welcome["accepted"] if again else 0
         if not again:
             node.run, node.sent, node.received = welcome["run"], 0, 0
@@ -290,7 +290,7 @@ class Dispatcher:
 
     def _fail_doubtful(self, node: _Node, done: list[Callable[[], None]]) -> None:
         """Fail tasks of an earlier program whose node died before they had a result, and whose arguments died with it."""
-        if node.received >= node.told:
+        if node.received >= node.results_before:
             for number in node.doubtful:
                 error = WorkerDied(f"task {number} was lost with its node, and the program that submitted it was gone")
                 done.append(partial(_complete, self._finished(number), error=error))

@@ -43,7 +43,7 @@ _CHECK_S: Final = 5.0  # whether the job still runs, while all nodes are connect
 _CLOSE_S: Final = 10.0  # for the job to end by itself
 _CONNECTING_MAX: Final = 8  # nodes at a time
 _WELCOME_S: Final = 10.0  # for a broker to answer; it starts within a second
-_TELL_S: Final = 10.0  # after which a job that waits is told, with the reason
+_TELL_S: Final = 10.0  # after which the user learns that the job waits, and why
 _RETRY: Final = 20  # attempts: a node that dies takes all workers with it
 
 
@@ -180,7 +180,7 @@ class Executor(BaseExecutor):
         """Take no more tasks, and end the job once those before are done.
 
         Args:
-            wait: return only when all futures are done and the job was told to end.
+            wait: return only when all futures are done and the job was asked to end.
             cancel_futures: cancel those that no worker has.
         """
         with self._lock:
@@ -351,7 +351,7 @@ class Executor(BaseExecutor):
         self._wake()
 
     def _end(self) -> None:
-        """End the job: its brokers end once told, and it succeeds; one that does not run is cancelled."""
+        """End the job: its brokers end when asked to, and it succeeds; one that does not run is cancelled."""
         if self._broken is not None:
             if self._job_id and not isinstance(self._broken.__cause__, PhalanxError):
                 self._cancel()

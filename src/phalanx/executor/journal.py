@@ -1,7 +1,7 @@
 """What a broker has accepted and finished, in one file: frames in the order in which they happened. It outlives the broker's process.
 
-A frame that the process could not finish is cut off when the next one opens the file. What nobody needs any more, tasks with results that the
-Executor has, is left out when the file is written anew.
+A frame that the process could not finish is cut off when the next one opens the file. What is no longer needed, tasks with results that the
+Executor has, is left out when the file is rewritten.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from phalanx.executor.frames import (
 
 _READ_BYTES: Final = 1 << 20
 _LENGTH: Final = slice(1, HEADER_BYTES)
-COMPACT_BYTES: Final = 1 << 28  # of results that the Executor has, before the file is written anew
+COMPACT_BYTES: Final = 1 << 28  # of results that the Executor has, before the file is rewritten
 
 
 def read_frame(file: int, place: int) -> bytes:
@@ -40,7 +40,7 @@ class Journal:
 
     Attributes:
         path: of the file.
-        generation: how often the file was written anew.
+        generation: how often the file was rewritten.
         waiting: places of tasks without a result, by number, in the order in which they came.
         functions: places of functions, by digest.
         initializer: place of the task that each worker runs first; 0 for none.
@@ -130,7 +130,7 @@ class Journal:
         return self._delivered_bytes >= COMPACT_BYTES
 
     def compact(self, delivered: int) -> None:
-        """Write the file anew without the first `delivered` results and their tasks. Places change."""
+        """Rewrite the file without the first `delivered` results and their tasks. Places change."""
         kept = [self.result(number) for number in range(delivered, self.results)]
         functions = {digest: self.read(place) for digest, place in self.functions.items()}
         tasks = [(task, self._digests[task], self.read(place)) for task, place in self.waiting.items()]
@@ -170,7 +170,7 @@ class Journal:
                 data = data[written:]
 
     def remove(self) -> None:
-        """Close and delete it: nobody needs its results any more."""
+        """Close and delete it: its results are no longer needed."""
         os.close(self._file)
         os.unlink(self.path)
 

@@ -1,6 +1,6 @@
 """What a function learns of its job, and how it is checkpointed when the job must stop.
 
-A preempted job gets SIGTERM; Phalanx runs it again by itself. A job near its time limit is told by a thread that watches the limit,
+A preempted job gets SIGTERM; Phalanx runs it again by itself. A job near its time limit gets notice from a thread that watches the limit,
 which `phalanx update` may move, and asks the head to run it again.
 """
 

@@ -233,7 +233,7 @@ def best_trial(trials: Sequence[TrialRecord], *, maximize: bool) -> TrialRecord 
 
 
 def _value_at(curve: Sequence[tuple[int, float | None]], rung: int) -> float | None:
-    """Return the metric at the first point from the rung on; NaN if it was a number only before; None if there is none."""
+    """Return the metric at the first point from the rung on; NaN if it was a number only before; None without one."""
     later = next((value for step, value in curve if step >= rung), None)
     reached = bool(curve) and curve[-1][0] >= rung
     if later is None and reached and any(value is not None for _, value in curve):

@@ -184,7 +184,7 @@ def _sampler(definition: SweepDefinition, number: int) -> Any:
 def _grid_sampler() -> Any:
     class Grid(_optuna().samplers.GridSampler):  # type: ignore[misc]  # the base is loaded when it is needed
         def after_trial(self, *_: object) -> None:
-            """Do nothing: Optuna's would stop a loop of its own after the last point, and this is none."""
+            """Do nothing: Optuna's would stop a loop of its own after the last point, and this is no such loop."""
 
     return Grid
 

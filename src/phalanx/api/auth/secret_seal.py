@@ -56,7 +56,7 @@ class SecretSeal:
         self._keys = keys
 
     def seal(self, secret: Secret, value: str) -> Secret:
-        """Return the secret with this value, encrypted with the first key; one is made if there is none.
+        """Return the secret with this value, encrypted with the first key; one is made if there is no key yet.
 
         Raises:
             Conflict: the keys cannot be read.

@@ -21,7 +21,7 @@ from phalanx.core.state.records import NODES
 from phalanx.core.work.users import Action
 from phalanx.wire.data_peers import TOKEN_LIFETIME_S, DataPeer, DataPeersReply, DataPeersRequest, data_key, data_token
 
-_OUTSIDE_MAX: Final = 8  # nodes outside the job that a node is told of: each is asked for its chunks twice a second
+_OUTSIDE_MAX: Final = 8  # nodes outside the job that a node learns of: each is asked for its chunks twice a second
 _CERTIFICATE_DAYS: Final = 397  # as of all certificates of a head
 _FINGERPRINT_MAX: Final = 128
 

@@ -71,7 +71,7 @@ def _wanted(services: HeadServices, reservation_id: ReservationId, body: Reserva
         )
     if body.open_cordoned and body.maintenance:
         raise BadRequest(
-            f"reservation {reservation_id}: nobody may use the nodes during maintenance",
+            f"reservation {reservation_id}: no job may use the nodes during maintenance",
             hint="name the users or queues to which cordoned nodes are open",
         )
     if not body.time and not body.maintenance:

@@ -25,7 +25,7 @@ def ssh_folder() -> str:
 
 
 def settings_file() -> str:
-    """Write the settings, and the key if there is none yet; return the path of the settings.
+    """Write the settings, and the key if it does not exist yet; return the path of the settings.
 
     Raises:
         BadRequest: there is no ssh on this machine.

@@ -66,7 +66,7 @@ def remove_secret(context: StepContext, request: RemoveSecret) -> int:
     """Remove a secret. Running processes keep the value that they have.
 
     Raises:
-        NotFound: there is none of this name.
+        NotFound: no secret has this name.
     """
     table = context.world.table(SECRETS)
     secret = table.get(request.secret_id)

@@ -128,7 +128,7 @@ class ObjectFolder:
         """Read an object.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectMissing: it does not exist.
         """
         with self._errors(path):
             return bytes(obstore.get(self._store, self._path(path)).bytes())

@@ -37,7 +37,7 @@ def hold_folder(member: MemberRuntime, cache: FolderCache, name: str) -> bool:
 
 
 def read_answer(path: str) -> dict[str, object]:
-    """The answer of a program; empty if there is none. Job code may have written it, so a pipe or a long text does not block us."""
+    """The answer of a program; empty without one. Job code may have written it, so a pipe or a long text does not block us."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, encoding="utf-8") as file:

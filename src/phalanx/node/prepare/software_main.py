@@ -136,7 +136,7 @@ def _path(word: str, workdir: str) -> str:
 
 
 def _siblings(path: str, is_one: Any) -> list[str]:
-    """The environments beside a folder that is none, by name."""
+    """The names of the environments beside a folder that is no environment."""
     parent = os.path.dirname(path)
     try:
         names = os.listdir(parent)
