@@ -480,9 +480,7 @@ def _stopping(
     before = attempt
     attempt = replace(attempt, state=_S.STOPPING, stop_cause=_ending(attempt, cause), why=attempt.why or why)
     job = case.job
-    if (
-        attempt.stop_cause is EndCause.PARKED
-    ):  # what it replaces counts, so that parking wins no further preemption for others
+    if attempt.stop_cause is EndCause.PARKED:  # what it replaces counts: parking must not win a further preemption
         stops, moves = before.stop_cause is EndCause.PREEMPTED, before.stop_cause is EndCause.MOVED
         job = replace(job, preemptions=job.preemptions + stops, moves=job.moves + moves)
     outcome = TransitionResult(
