@@ -45,6 +45,7 @@ def test_job_waits_without_gpus_while_a_job_without_gpus_copies(cluster):
     assert (job.state, job.reason) == (JobState.PENDING, WaitReasonCode.STAGING)
     assert cluster.head.controller.waits[job_id].reason is WaitReasonCode.STAGING
     assert "to copy its data" in cluster.head.controller.waits[job_id].detail
+    assert [str(one) for one in job.unmet_dependencies] == [f"afterany:{copy.id}"], "as a user can write it"
     assert (copy.spec.data, copy.spec.role.milli) == (TRAIN, 0)
     assert copy.staged_on == job.staged_on == (NodeId("n0"),)
     other = cluster.submit(gpus=8)  # the GPUs are free meanwhile
@@ -62,6 +63,14 @@ def test_data_that_is_on_a_suitable_node_is_not_copied_ahead(cluster):
     job_id = submit(cluster)
     cluster.runs(job_id)
     assert nodes_of(cluster, job_id) == ["n1"]
+
+
+def test_nodes_that_all_have_the_data_are_not_ranked(cluster, monkeypatch):
+    for node in ("n0", "n1"):
+        holds(cluster, node, TRAIN)
+    cluster.runs(cluster.submit(gpus=8))
+    monkeypatch.setattr("phalanx.core.scheduling.staging_targets._free_at", None)  # of each node, in each cycle
+    assert cluster.job(submit(cluster)).reason is not WaitReasonCode.STAGING
 
 
 def test_short_copies_streams_and_jobs_without_gpus_do_not_wait(cluster):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from statistics import median
 from typing import Final
 
@@ -13,7 +14,7 @@ from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.needs import Need
-from phalanx.core.scheduling.node_bitsets import bitset_of
+from phalanx.core.scheduling.node_bitsets import bitset_of, lowest_member
 from phalanx.core.work.job import Job
 
 SHORT_COPY_S: Final = 30.0  # a copy known to be shorter is made while the job holds its GPUs
@@ -86,7 +87,8 @@ class StagingTargets:
                 continue
             need, numbers = place
             nodes = [fleet.nodes[number] for number in numbers]
-            if all(_has_all(board, entry, number) for number in numbers) or any(node.per_attempt for node in nodes):
+            copies = _nodes_with_data(board, entry)
+            if all(copies >> number & 1 for number in numbers) or any(node.per_attempt for node in nodes):
                 continue
             for number in numbers:
                 promised[number] = promised.get(number, 0) + need.node_devices
@@ -110,8 +112,12 @@ def _is_staged_ahead(job: Job) -> bool:
     return job.spec.stages_data and role.milli > 0 and not role.others and job.epoch == 0 and job.replica is None
 
 
-def _has_all(board: Board, entry: JobEntry, number: int) -> bool:
-    return all(board.data_nodes.get(key, 0) >> number & 1 for key in entry.data)
+def _nodes_with_data(board: Board, entry: JobEntry) -> int:
+    """The nodes that have all of its data."""
+    found = (1 << len(board.pool_of_node)) - 1
+    for key in entry.data:
+        found &= board.data_nodes.get(key, 0)
+    return found
 
 
 def _copy_time_s(board: Board, fleet: FleetIndex, entry: JobEntry) -> float:
@@ -153,29 +159,40 @@ def _nodes_for(board: Board, entry: JobEntry, promised: Mapping[int, int]) -> tu
 
 def _first_free(board: Board, entry: JobEntry, need: Need, full: int) -> list[int]:
     """The nodes of one kind that have the data or whose devices are free first, as many as the need has parts; empty if too few exist."""
-    closed = full | entry.job_class.excluded | need.excluded
+    opened = ((1 << len(board.pool_of_node)) - 1) & ~(full | entry.job_class.excluded | need.excluded)
+    avoided = entry.avoided_nodes | board.last_choice_nodes
+    copies = _nodes_with_data(board, entry)
     for kind in need.kinds:
-        usable = [
-            number
-            for number, own in enumerate(board.pool_of_node)
-            if own == kind
-            and not closed >> number & 1
-            and number not in board.closed_nodes
-            and board.devices_on_node(number) >= need.node_devices
-        ]
+        # Nothing is copied if enough nodes have the data, whichever is free first: most jobs of a long queue end here, in each cycle.
+        beside = list(islice(_usable(board, need, kind, opened & copies & ~avoided), need.parts))
+        if len(beside) == need.parts:
+            return beside
+        usable = list(_usable(board, need, kind, opened))
         if len(usable) >= need.parts:
-            avoided = entry.avoided_nodes | board.last_choice_nodes
             ranked = sorted(
                 usable,
                 key=lambda number: (
                     avoided >> number & 1,
-                    not _has_all(board, entry, number),
+                    not copies >> number & 1,
                     *_free_at(board, number, need.node_devices),
                     number,
                 ),
             )
             return sorted(ranked[: need.parts])
     return []
+
+
+def _usable(board: Board, need: Need, kind: int, nodes: int) -> Iterator[int]:
+    """Those of these nodes that are of the kind and large enough, ascending."""
+    while nodes:
+        number = lowest_member(nodes)
+        nodes &= nodes - 1
+        if (
+            board.pool_of_node[number] == kind
+            and number not in board.closed_nodes
+            and board.devices_on_node(number) >= need.node_devices
+        ):
+            yield number
 
 
 def _free_at(board: Board, number: int, devices: int) -> tuple[float, float]:
