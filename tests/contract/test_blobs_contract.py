@@ -61,7 +61,7 @@ def test_other_bytes_are_refused_and_leave_nothing(blobs, tmp_path):
         assert file.read() == CONTENT
 
 
-def test_an_upload_that_breaks_off_leaves_nothing(blobs, tmp_path):
+def test_an_upload_that_breaks_off_is_not_stored(blobs, tmp_path):
     def broken():
         yield CONTENT[:1000]
         raise RuntimeError("the client went away")
@@ -111,6 +111,21 @@ def test_two_uploads_of_one_blob_at_once_both_succeed(blobs, tmp_path):
 
     assert blobs.put(DIGEST, first()) == len(CONTENT)
     assert left_over(tmp_path) == []
+
+
+def test_second_upload_of_one_blob_that_breaks_off_leaves_nothing(blobs, tmp_path):
+    def broken():
+        yield CONTENT[:1000]
+        raise RuntimeError("the client went away")
+
+    def first():
+        yield CONTENT[:1000]
+        with pytest.raises(RuntimeError):
+            blobs.put(DIGEST, broken())
+        assert len(left_over(tmp_path)) == 1, "that of this upload"
+        yield CONTENT[1000:]
+
+    assert blobs.put(DIGEST, first()) == len(CONTENT)
 
 
 def test_what_an_upload_left_is_dropped_after_a_day(blobs, tmp_path):

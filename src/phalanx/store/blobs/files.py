@@ -111,9 +111,8 @@ class FileBlobs:
             sync_file("blobs.put", fd)
             self._publish(temporary, sha256)
         except BaseException as error:
-            if whole or isinstance(
-                error, OSError
-            ):  # wrong bytes, or a disk that fails; an interrupted upload may go on
+            may_go_on = not whole and temporary == self._partial(sha256)  # interrupted, and not beside another upload
+            if not may_go_on or isinstance(error, OSError):
                 _discard(temporary)
             if isinstance(error, OSError):
                 raise _refusal(error, self._root) from error
