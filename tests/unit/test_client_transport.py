@@ -8,6 +8,7 @@ import io
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -123,6 +124,26 @@ def test_upload_that_finds_no_place_is_sent_again_from_its_beginning():
         client.transport, _ = transport(url)
         client.upload(io.BytesIO(b"0123456789"), "ab" * 32, 10)
     assert [body for head, body in seen if head.startswith("PUT")] == [b"0123456789"] * 2
+
+
+def test_download_whose_connection_is_reset_fails_as_unreachable():
+    begun = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            line, _ = listener.accept()
+            with line:
+                line.settimeout(10)
+                receive(line)
+                line.sendall(b"HTTP/1.1 200 OK\r\nphalanx-archive-bytes: 9\r\nContent-Length: 9\r\n\r\nabc")
+                assert begun.wait(10)
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with Client(f"http://127.0.0.1:{listener.getsockname()[1]}", "t") as client, pytest.raises(Unreachable):
+            client.download_archive("7", io.BytesIO(), on_size=lambda _: begun.set())
+        thread.join()
 
 
 def test_what_may_have_been_done_is_repeated_only_with_a_key():

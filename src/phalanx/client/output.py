@@ -145,11 +145,9 @@ class OutputsApi(ApiCalls):
         if on_size is not None and expected.isdecimal():
             on_size(int(expected))
         try:
-            while piece := reply.read(_COPY_BYTES):
+            while piece := self._read(reply):
                 out.write(piece)
                 written += len(piece)
-        except http.client.HTTPException as error:
-            raise unreachable_error(self.transport, error) from error
         finally:
             reply.close()
         return written
@@ -202,6 +200,12 @@ class OutputsApi(ApiCalls):
                     raise
             else:
                 return
+
+    def _read(self, reply: http.client.HTTPResponse) -> bytes:
+        try:
+            return reply.read(_COPY_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise unreachable_error(self.transport, error) from error
 
     def _open(self, path: str) -> http.client.HTTPResponse:
         retry = Retry(self.transport)
