@@ -75,7 +75,7 @@ class StagingCluster(LabCluster):
         )
         last, copier = 0.0, job_id
         while (job := self.job(job_id))["state"] in {"pending", "running"}:
-            copier = next((one.removeprefix("data:") for one in job["unmet"] if one.startswith("data:")), copier)
+            copier = next((one.removeprefix("afterany:") for one in job["unmet"]), copier)
             assert time.monotonic() - began < _END_S, f"job {job_id} does not end: {job}"
             if time.monotonic() - last > 10.0:
                 last = time.monotonic()

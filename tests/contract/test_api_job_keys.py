@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from phalanx.cli.root import main
-from phalanx.core.state.events import PutProject
-from phalanx.core.work.queue import Project
+from phalanx.core.state.events import PutProject, PutQueue
+from phalanx.core.work.queue import Project, Queue
 from tests.contract.api_head import JOB, TOKENS, Supervisor, code, until
 
 FULL = {
@@ -195,3 +195,21 @@ def test_rerun_refuses_services(call, phalanx):
     exit_code, _, err = phalanx("rerun", "web")
     assert exit_code == 64
     assert "phalanx show web --file" in err
+
+
+def test_job_that_copies_data_for_another_is_not_submitted_again_and_the_other_names_its_limit(head, call, phalanx):
+    head.ask(PutQueue(queue=Queue(id="default", jobs_per_user=1)))
+    Supervisor(call).hello()
+    call.submit(run="true", gpus=1)
+    job_id = call.submit(run="true", gpus=2, data={"train": "s3://b/p"})
+    until(lambda: head.store.job(job_id).unmet_dependencies)
+    (copy,) = (one.job_id for one in head.store.job(job_id).unmet_dependencies)
+    assert call("user", "GET", f"/v1/jobs/{job_id}").json()["job"]["unmet"] == [f"afterany:{copy}"]
+    _, _, err = phalanx("rerun", copy)
+    assert f"job {copy} only copies data for job {job_id}" in err
+    until(lambda: "limit" in call("user", "GET", f"/v1/jobs/{copy}/why").json()["reason"])
+    limit = call("user", "GET", f"/v1/jobs/{copy}/why").json()["detail"]
+    assert f"job {copy} waits: {limit}" in call("user", "GET", f"/v1/jobs/{job_id}/why").json()["headline"]
+    call("user", "POST", f"/v1/jobs/{job_id}/cancel")
+    why = call("user", "GET", f"/v1/jobs/{job_id}/why").json()
+    assert (why["detail"], why["headline"].count("cancelled by ada")) == ("cancelled by ada before it ran", 1), why

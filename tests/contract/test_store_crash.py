@@ -250,7 +250,7 @@ def test_an_upgrade_killed_while_it_rolls_back_starts_anew(tmp_path):
 def test_a_sweep_killed_in_the_middle_is_finished_by_the_next(tmp_path):
     die_of("blobs", tmp_path, "blobs.put.sync=kill")
     (partial,) = (tmp_path / "blobs").iterdir()
-    os.utime(partial, (0, 0))  # an upload that nobody has gone on with
+    os.utime(partial, (0, 0))  # an upload that was not continued
     die_of("blobs", tmp_path, "blobs.sweep.remove=kill")
     blobs = FileBlobs(str(tmp_path / "blobs"))
     assert os.listdir(tmp_path / "blobs") == []

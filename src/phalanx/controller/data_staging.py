@@ -19,7 +19,7 @@ from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.world import World
 from phalanx.core.work.dependency import Dependency, DependencyKind
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import COPY_NAME, Job, JobState
 from phalanx.core.work.requirements import NO_REQUIREMENTS
 from phalanx.core.work.spec import JobSpec, Role
 
@@ -115,7 +115,7 @@ def _spec_of_copy(job: Job, nodes: tuple[NodeId, ...]) -> JobSpec:
     """A job that only copies: what reads the source is that of the job itself, the rest is left at its defaults."""
     spec = job.spec
     return JobSpec(
-        name=f"data-of-{job.id}",
+        name=f"{COPY_NAME}{job.id}",
         role=Role(argv=("true",), gpus=GpuRequest(total=0, nodes=len(nodes))),
         workdir="/",
         env=spec.env,

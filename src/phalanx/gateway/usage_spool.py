@@ -50,7 +50,7 @@ class UsageSpool:
         os.fdatasync(self._file)
 
     def counted(self, sequence: int) -> None:
-        """Forget the reports up to this number. The file is emptied once none is left."""
+        """Drop the reports up to this number. The file is emptied with the last one."""
         self.waiting = [one for one in self.waiting if one.sequence > sequence]
         if not self.waiting:
             os.ftruncate(self._file, 0)

@@ -16,12 +16,12 @@ from phalanx.api.runtime import ApiRuntime, caller_of, run_in_thread, runtime_of
 from phalanx.api.views.archives import find_archived
 from phalanx.api.views.arrays import element_states
 from phalanx.core.access.caller import Caller
-from phalanx.core.errors import NotFound
+from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.ids import JobId, ServiceId
 from phalanx.core.state.records import REVISIONS
 from phalanx.core.work.array import format_indices
 from phalanx.core.work.dependency import DependencyKind
-from phalanx.core.work.job import Job
+from phalanx.core.work.job import COPY_NAME, Job
 from phalanx.core.work.job_keys import job_keys
 from phalanx.core.work.sbatch_scripts.submitted_again import without_script_key
 from phalanx.core.work.service import Service
@@ -35,11 +35,19 @@ routes = RouteTable()
 
 @routes.get("/v1/jobs/{job_id}/request", Action.VIEW_OUTPUT, reply=JobKeysReply)
 async def show_job_keys(request: Request, job_id: JobId) -> Response:
-    """Show the keys that would submit the job or array again, in its present queue and project. Only its owner sees the values of variables."""
+    """Show the keys that would submit the job or array again, in its present queue and project. Only its owner sees the values of variables.
+
+    A job that only copies data for another is refused.
+    """
     runtime, caller = runtime_of(request), caller_of(request)
 
     def read() -> JobKeysReply:
         job = _job(runtime, caller, job_id)
+        if job.copies_ahead:
+            raise Conflict(
+                f"job {job.id} only copies data for job {job.name.removeprefix(COPY_NAME)}",
+                hint="submit that job again",
+            )
         return _keys_reply(runtime, caller, job, _spec_again(runtime.services.store, job, job_id))
 
     return json_response(await run_in_thread(read))

@@ -40,6 +40,7 @@ from phalanx.core.scheduling.outlook.what_if import trim_snapshot, what_if
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.units import format_duration
 from phalanx.core.work.data_sources import data_note
+from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, JobState, WaitReasonCode, code_beside
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.users import Action
@@ -117,7 +118,7 @@ def _started_or_ended(services: HeadServices, job: Job, whole: bool) -> WhyReply
         )
     named = code_beside(job.exit_code, job.detail if whole else "")
     code = f" with {named}" if named else ""
-    by = f" by {job.cancelled_by}" if job.cancelled_by else ""
+    by = f" by {job.cancelled_by}" if job.cancelled_by and not (whole and "cancelled by" in job.detail) else ""
     ago = "" if job.ended_s is None else f" {format_duration(max(0.0, now_s - job.ended_s))} ago"
     headline = f"{job.state.value}{code}{by}{ago}" + (f": {job.detail}" if job.detail and whole else "")
     return WhyReply(
@@ -310,12 +311,17 @@ class _Explanation:
 
 
 def _with_data(services: HeadServices, headline: str, job: Job, whole: bool) -> str:
-    """Add which nodes have the job's data, and how long a copy takes elsewhere."""
+    """Add why the job that copies its data waits, which nodes have the data, and how long a copy takes elsewhere."""
     if not whole or not job.spec.stages_data:
         return headline
     held = {node.id: node.datasets for node in services.store.nodes()}
     now = staging_text(staging_views(live_staging(services, job, None)))
-    return "; ".join([headline, *([now] if now else []), *data_note(job.spec.data, job.spec.data_mode, held)[1:]])
+    copies = [one.job_id for one in job.unmet_dependencies if one.kind is DependencyKind.DATA]
+    reasons = ((copy, services.controller.wait_reasons.get(copy)) for copy in copies)
+    waits = [f"job {copy} waits: {why.detail or why.reason.value}" for copy, why in reasons if why is not None]
+    return "; ".join(
+        [headline, *waits, *([now] if now else []), *data_note(job.spec.data, job.spec.data_mode, held)[1:]]
+    )
 
 
 def _with_budgets(headline: str, job: Job, whole: bool) -> str:

@@ -63,15 +63,10 @@ def cancel(case: AttemptCase, by: str, why: str, facts: TransitionContext) -> Tr
         return TransitionResult(job=job, attempt=case.attempt)
     job = replace(job, cancelled_by=by, held=False, parked_s=None)
     if case.attempt is None:
-        entry = history_line(
-            case,
-            facts,
-            "cancelled",
-            f"cancelled by {by} before it ran" if job.epoch == 0 else f"cancelled by {by}",
-            by=by,
-        )
+        text = f"cancelled by {by} before it ran" if job.epoch == 0 else f"cancelled by {by}"
+        entry = history_line(case, facts, "cancelled", text, by=by)
         return TransitionResult(
-            job=replace(job, state=JobState.CANCELLED, ended_s=facts.now_s, detail=why, exit_code=143),
+            job=replace(job, state=JobState.CANCELLED, ended_s=facts.now_s, detail=why or text, exit_code=143),
             attempt=None,
             history=(entry,),
         )

@@ -49,7 +49,9 @@ class Dependency:
     job_id: JobId = NO_JOB
 
     def __str__(self) -> str:
-        return f"{self.kind.value}:{self.job_id}" if self.job_id else self.kind.value
+        """As a user writes it. DATA is fulfilled as AFTER_ANY is."""
+        kind = DependencyKind.AFTER_ANY if self.kind is DependencyKind.DATA else self.kind
+        return f"{kind.value}:{self.job_id}" if self.job_id else kind.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,9 @@ from phalanx.core.work.spec import JobSpec
 NO_EPOCH: Final = Epoch(0)  # a job without an attempt
 
 
+COPY_NAME: Final = "data-of-"  # of a job that copies data for another, whose id follows
+
+
 class JobState(enum.StrEnum):
     """PENDING waits (or waits again); the last four are terminal and never change."""
 

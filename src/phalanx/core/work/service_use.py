@@ -7,8 +7,8 @@ from typing import Final
 
 from phalanx.core.ids import JobId, ProjectId, ServiceId, UserId
 
-KEPT_S: Final = 35 * 86400.0  # a gateway that was silent for so long is forgotten
-LATE_S: Final = 31 * 86400.0  # and older use is not counted any more, since it could be counted twice
+KEPT_S: Final = 35 * 86400.0  # the mark of a gateway that sent no report for so long is removed
+LATE_S: Final = 31 * 86400.0  # older use is not counted: without the mark, it could be counted twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ class LimitShares(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         gateways: that have reported lately, with this one.
-        shares: by scope, 0 to 1; `even`: of every other limit. None while the head has not heard of all gateways yet: the last ones hold.
+        shares: by scope, 0 to 1; `even`: of every other limit. None until the head has reports of all gateways: until then the last ones hold.
     """
 
     gateways: int
