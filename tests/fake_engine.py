@@ -32,7 +32,10 @@ class Engine:
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        asked = json.loads(body)
+        try:
+            asked = json.loads(body)
+        except ValueError as error:
+            return web.json_response({"error": {"message": str(error)}}, status=400)
         self.seen.append(dict(request.headers))
         self.now += 1
         self.peak = max(self.peak, self.now)

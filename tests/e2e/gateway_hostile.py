@@ -52,6 +52,8 @@ def bodies():
         "priority-is-text": chat + b'"priority": "first"}',
         "giant-prompt": json.dumps({"model": "chat", "prompt": "a " * (4 << 20), "max_tokens": 1}).encode(),
         "bytes": bytes(range(256)),
+        "stream-not-utf-8": chat + b'"stream": true, "seed": 1, "other": "\xff"}',
+        "stream-huge-number": chat + b'"stream": true, "seed": 1, "other": ' + b"9" * 5000 + b"}",
     }
 
 

@@ -51,6 +51,12 @@ def test_an_answer_that_may_not_repeat_itself_goes_on_nowhere(more):
     assert terms(**more) is None
 
 
+@pytest.mark.parametrize("value", [b'"\xff"', b"9" * 5000])
+def test_a_body_that_only_the_engine_can_judge_is_passed_without_a_record(value):
+    body = json.dumps(GREEDY).encode().removesuffix(b"}") + b', "other": ' + value + b"}"
+    assert StreamTerms.of(CHAT, body) is None
+
+
 def test_other_routes_go_on_nowhere():
     assert terms("/v1/responses") is None
 
@@ -69,6 +75,12 @@ def test_other_routes_go_on_nowhere():
         {"min_tokens": 1},
         {"logit_bias": {"1": 2}},
         {"echo": True},
+        {"add_generation_prompt": False},
+        {"add_special_tokens": False},
+        {"continue_final_message": True},
+        {"include_stop_str_in_output": True},
+        {"skip_special_tokens": False},
+        {"truncate_prompt_tokens": 1},
         {"chat_template_kwargs": {"thinking": True}},
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         {"messages": [{"role": "tool", "content": "a", "tool_call_id": "1"}]},
@@ -87,6 +99,7 @@ def test_what_depends_on_which_tokens_are_the_answer_s_goes_on_by_repetition(mor
         {"n": 1},
         {"tools": []},
         {"presence_penalty": 0},
+        {"repetition_penalty": 1.0, "echo": False, "skip_special_tokens": True},
         {"max_tokens": ..., "max_completion_tokens": 5},
         {"seed": 1},
     ],

@@ -14,7 +14,6 @@ from phalanx.gateway.stream_records import (
     NotExact,
     SeenStream,
     StreamRecord,
-    StreamTerms,
     are_same_tokens,
     events_in,
     text_of,
@@ -208,6 +207,3 @@ def _summed(usage: dict[str, Any], answered: int) -> dict[str, Any]:
     """Return a usage in which the tokens that the first replica gave are the answer's, and not the prompt's."""
     prompt, answer = usage.get("prompt_tokens", 0) - answered, (usage.get("completion_tokens") or 0) + answered
     return {**usage, "prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
-
-
-__all__ = ["NotExact", "ReplicaFailed", "StreamContinuation", "StreamRecord", "StreamTerms"]

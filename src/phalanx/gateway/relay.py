@@ -8,11 +8,11 @@ wants a stream gets comments meanwhile, which clients of server-sent events skip
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Final
 
@@ -21,7 +21,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from phalanx.gateway.continuation import NotExact, ReplicaFailed, StreamContinuation
+from phalanx.gateway.continuation import ReplicaFailed, StreamContinuation
 from phalanx.gateway.fair_queue import WaitingRoomFull
 from phalanx.gateway.head_link import HeadAway, HeadLink, may_use
 from phalanx.gateway.load_reports import StreamTimer
@@ -31,7 +31,7 @@ from phalanx.gateway.request_accounts import RequestAccount, RequestAccounts, re
 from phalanx.gateway.routing import RoutedReplica, expected_tokens
 from phalanx.gateway.services import RoutedService, ServiceTable
 from phalanx.gateway.slow_clients import BODY_S
-from phalanx.gateway.stream_records import RecordBudget, StreamRecord
+from phalanx.gateway.stream_records import NotExact, RecordBudget, StreamRecord
 from phalanx.wire.api.head import CurrentUser
 
 ROUTES: Final = (
@@ -94,9 +94,9 @@ class _Request(msgspec.Struct):
     priority: int | None = None
 
     @property
-    def prompt_bytes(self) -> bytes:
+    def prompt_json(self) -> msgspec.Raw:
         """The JSON of the prompt."""
-        return bytes(self.messages or self.prompt or self.input)
+        return self.messages or self.prompt or self.input
 
     @property
     def answer_limit(self) -> int | None:
@@ -106,8 +106,7 @@ class _Request(msgspec.Struct):
     @property
     def tokens(self) -> int:
         """An estimate of all tokens that it will use."""
-        prompt = len(self.messages) or len(self.prompt) or len(self.input)
-        return expected_tokens(prompt, 0.0, self.answer_limit) * max(1, self.n or 1)
+        return expected_tokens(len(self.prompt_json), 0.0, self.answer_limit) * max(1, self.n or 1)
 
 
 _decoder: Final = msgspec.json.Decoder(_Request)
@@ -198,10 +197,14 @@ class RequestRelay:
             wanted = _parse(body)
             service = self._service(wanted.model, user)
             name = str(service.view.name)
-            prompt_bytes = len(wanted.messages) or len(wanted.prompt) or len(wanted.input)
             asked = read_headers(request.headers)
             account = self.accounts.open(
-                user, service, asked, prompt_bytes=prompt_bytes, tokens=wanted.tokens, priority=wanted.priority or 0
+                user,
+                service,
+                asked,
+                prompt_bytes=len(wanted.prompt_json),
+                tokens=wanted.tokens,
+                priority=wanted.priority or 0,
             )
             try:
                 with self.metrics.in_flight(name), self.head.load.meter(name).request(stream=wanted.stream) as timer:
@@ -214,10 +217,10 @@ class RequestRelay:
             self.metrics.refused(name, refused.status)
             return refused.response()
         except ConnectionResetError:
-            if request.transport is not None and not request.transport.is_closing():
+            if not _client_left(request):
                 raise
             self.metrics.refused(name, CLIENT_LEFT)
-            return web.Response(status=CLIENT_LEFT)  # nobody gets it
+            return web.Response(status=CLIENT_LEFT)
         self.metrics.answered(name, answer.status, time.monotonic() - began_s)
         return answer
 
@@ -270,7 +273,7 @@ class RequestRelay:
     async def _serve(
         self, request: web.Request, service: RoutedService, wanted: _Request, body: bytes, line: _Line
     ) -> web.StreamResponse:
-        prompt, limit = wanted.prompt_bytes, wanted.answer_limit
+        prompt, limit = bytes(wanted.prompt_json), wanted.answer_limit
         failed, why = frozenset[str](), ""
         with StreamRecord.opened(request.path, body, self._records, stream=wanted.stream) as record:
             try:
@@ -338,8 +341,8 @@ class RequestRelay:
                 TimeoutError,
                 ConnectionResetError,
             ) as error:
-                if request.transport is None or request.transport.is_closing():
-                    raise  # the client has gone
+                if _client_left(request):
+                    raise ConnectionResetError("the client has gone") from None
                 self.metrics.broken(str(service.view.name))
                 if count.streamed and upstream.status == HTTPStatus.OK and (record.begun or count.empty):
                     goes_on = True
@@ -374,7 +377,7 @@ class RequestRelay:
         try:
             how = await StreamContinuation(self._session, record, headers, write).run(replica.url)
         except ReplicaFailed as error:
-            if request.transport is None or request.transport.is_closing():
+            if _client_left(request):
                 raise ConnectionResetError("the client has gone") from None
             raise _NotAnswered(str(error)) from None
         except NotExact as error:
@@ -396,7 +399,7 @@ class _NotAnswered(Exception):
 
 
 class _Line:
-    """One request on its way to a replica: it may wait, and a client that streams is told so."""
+    """One request on its way to a replica. It may wait; a stream then gets comments."""
 
     def __init__(
         self,
@@ -409,7 +412,7 @@ class _Line:
         stream: bool,
     ) -> None:
         self.timer = timer
-        self._relay, self._request, self._service, self._stream = relay, request, service, stream
+        self._relay, self._service, self._stream = relay, service, stream
         self.account, self.request = account, request
         self.answered = 0  # tokens of parts of an answer whose replicas failed
         self._held: web.StreamResponse | None = None
@@ -417,7 +420,7 @@ class _Line:
         asked = request.headers.get("X-Request-Id", "")
         self.request_id = asked if _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def replica(self, prompt: bytes, limit: int | None, failed: frozenset[str]) -> AsyncIterator[RoutedReplica]:
         """A replica that has counted this request, and counts it down at the end, however it ends."""
         found = None if len(self._service.waiting) else self._service.choose(prompt, limit, failed)
@@ -474,7 +477,7 @@ class _Line:
                     **self.account.headers,
                 }
             )
-            await self._held.prepare(self._request)
+            await self._held.prepare(self.request)
         state = self._service.view.state.value
         await self._held.write(
             f": waiting for a replica of {self._service.view.name} ({state}), {before} before\n\n".encode()
@@ -484,8 +487,11 @@ class _Line:
         """The answer to the client, with the headers of the replica's."""
         if self._held is not None:
             if upstream.status != HTTPStatus.OK:  # the client has got status 200 already
-                text = (await upstream.content.read(TAIL_BYTES)).decode(errors="replace")
-                await self.refuse(Refused(upstream.status, text, "replica_error"), leave=True)
+                text = b""
+                with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                    text = await upstream.content.read(TAIL_BYTES)
+                refused = Refused(upstream.status, text.decode(errors="replace"), "replica_error")
+                await self.refuse(refused, leave=True)
             return self._held
         answer = web.StreamResponse(status=upstream.status, reason=upstream.reason)
         for name, value in _forwarded(upstream.headers.items(), _HOP_BY_HOP | {"date", "server"}):
@@ -493,7 +499,7 @@ class _Line:
         answer.headers["X-Request-Id"] = self.request_id
         answer.headers.update(self.account.headers)
         self._begun = answer
-        await answer.prepare(self._request)
+        await answer.prepare(self.request)
         return answer
 
     def hold(self, answer: web.StreamResponse, answered: int) -> None:
@@ -560,6 +566,10 @@ class _TokenCount:
             prompt = found.get(b"prompt_tokens", found.get(b"input_tokens", 0))
             return prompt, found.get(b"completion_tokens", found.get(b"output_tokens", 0))
         return 0, max(0, self._events - 1)  # the last event is [DONE]
+
+
+def _client_left(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
 
 
 def _is_stream(upstream: aiohttp.ClientResponse) -> bool:

@@ -43,6 +43,27 @@ _FROM_TOKENS: Final = frozenset(
         "store",
     }
 )
+# Further fields whose value is the engine's default, and changes nothing.
+_DEFAULTS: Final = {
+    "n": 1,
+    "best_of": 1,
+    "echo": False,
+    "logprobs": 0,
+    "prompt_logprobs": 0,
+    "top_logprobs": 0,
+    "min_tokens": 0,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "length_penalty": 1,
+    "use_beam_search": False,
+    "include_stop_str_in_output": False,
+    "continue_final_message": False,
+    "add_generation_prompt": True,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "parallel_tool_calls": True,
+}
 _PROMPT_FIELDS: Final = frozenset({"messages", "prompt", "max_tokens", "max_completion_tokens", "metadata", "store"})
 
 
@@ -74,7 +95,10 @@ class StreamTerms:
         """Return the terms; None for requests whose answers do not repeat themselves: sampled without a seed, or of several choices."""
         if path not in _ROUTES or not any(hint in body for hint in _HINTS):
             return None
-        asked = json.loads(body)  # it was decoded before
+        try:
+            asked = json.loads(body)
+        except (ValueError, RecursionError):  # in a field that the gateway does not decode: the engine decides
+            return None
         heat, seed = asked.get("temperature"), asked.get("seed")
         repeats = heat == 0 or (isinstance(seed, int) and seed >= 0)
         single = asked.get("n") in (None, 1) and asked.get("best_of") in (None, 1) and not asked.get("use_beam_search")
@@ -99,11 +123,8 @@ class StreamTerms:
         """Whether the rest can be generated from the tokens so far."""
         if self.asked.get("temperature") != 0 or self.token_limit is None:
             return False
-        if any(
-            value not in (None, False, [], {}, 0, 1) for key, value in self.asked.items() if key not in _FROM_TOKENS
-        ):
-            return False
-        if any(self.asked.get(key) for key in ("echo", "presence_penalty", "frequency_penalty", "min_tokens")):
+        others = {key: value for key, value in self.asked.items() if key not in _FROM_TOKENS}
+        if any(value not in (None, [], {}, _DEFAULTS.get(key)) for key, value in others.items()):
             return False
         if not self.chat:
             prompt = self.asked.get("prompt")
