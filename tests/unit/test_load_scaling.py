@@ -1,13 +1,19 @@
 """Targets of a service, the figures of its load, and the step from these to a number of replicas."""
 
+import asyncio
+
+import aiohttp
 import pytest
+from aiohttp import web
 
 from phalanx.core.lifecycle.load_scaling import LoadWindow
 from phalanx.core.work.keys import InvalidKey
 from phalanx.core.work.log_histogram import class_of, merged, middle_of, quantile
 from phalanx.core.work.scale_terms import ScaleTerms, parse_scale_terms
 from phalanx.core.work.service_load import ServiceLoad, sum_loads
-from phalanx.gateway.engine_metrics import parse_cache_use
+from phalanx.gateway.engine_metrics import EngineMetrics, parse_cache_use
+from phalanx.gateway.routing import RoutedReplica
+from phalanx.gateway.services import ServiceTable
 from tests.unit.test_services import terms
 
 QUEUE = ScaleTerms(queue_s=2.0)
@@ -154,6 +160,29 @@ def test_loads_of_several_gateways_add_up():
     assert (both.in_flight, both.waiting, both.oldest_wait_s, both.arrived, both.kv) == (5, 1, 4.0, 5, 0.7)
     assert both.first_tokens == {4: 3, 5: 1}
     assert sum_loads([]) == ServiceLoad()
+
+
+def test_kv_use_is_read_from_metrics_that_come_in_many_parts():
+    async def check():
+        metrics = b"# a comment\n" * 50_000 + b"vllm:kv_cache_usage_perc{} 0.5\n"
+        app = web.Application()
+
+        async def scrape(_request):
+            return web.Response(body=metrics)
+
+        app.router.add_get("/metrics", scrape)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        replica = RoutedReplica(job_id="1", url=f"http://127.0.0.1:{runner.addresses[0][1]}", slot=0, limit=1)
+        try:
+            async with aiohttp.ClientSession() as session:
+                await EngineMetrics(ServiceTable(replica_limit=1, waiting_max=1))._read_one(session, replica)
+        finally:
+            await runner.cleanup()
+        assert replica.cache_use == 0.5
+
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize(

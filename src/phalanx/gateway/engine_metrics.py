@@ -44,8 +44,12 @@ class EngineMetrics:
     async def _read_one(self, session: aiohttp.ClientSession, replica: RoutedReplica) -> None:
         try:
             async with session.get(f"{replica.url}/metrics", allow_redirects=False) as answer:
-                text = await answer.content.read(BYTES_MAX) if answer.status == 200 else b""
-            replica.cache_use = parse_cache_use(text)
+                text = bytearray()
+                async for part in answer.content.iter_any():
+                    text += part
+                    if len(text) > BYTES_MAX:
+                        break
+            replica.cache_use = parse_cache_use(bytes(text)) if answer.status == 200 else 0.0
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
             replica.cache_use = 0.0
 
