@@ -9,7 +9,7 @@ import os
 import signal
 import ssl
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -21,6 +21,7 @@ from phalanx.gateway.head_link import GatewayHead, HeadLink
 from phalanx.gateway.limit_shares import LimitShareLink
 from phalanx.gateway.metrics import GatewayMetrics
 from phalanx.gateway.rate_limits import RateLimiter
+from phalanx.gateway.refusals import Refused
 from phalanx.gateway.relay import BODY_MAX, ROUTES, RequestRelay
 from phalanx.gateway.request_accounts import RequestAccounts
 from phalanx.gateway.services import ServiceTable
@@ -94,7 +95,8 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
     assert runner.server is not None  # set up above
     slow = SlowClients(runner.server)
     stop = asyncio.Event()
-    following = [asyncio.create_task(one) for one in (link.run(), shares.run(), slow.run(), usage.run())]
+    reporting = asyncio.create_task(usage.run())
+    following = [reporting, *(asyncio.create_task(one) for one in (link.run(), shares.run(), slow.run()))]
     for task in following:
         task.add_done_callback(lambda _: stop.set())  # it ends by an error alone, which then ends the gateway
     try:
@@ -113,8 +115,8 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
     finally:
         await runner.cleanup()
         await relay.close()
-        following[-1].cancel()  # it reports no longer by itself
-        await asyncio.wait(following[-1:])
+        reporting.cancel()  # before the last report, which needs the others
+        await asyncio.wait([reporting])
         await usage.close()
         for task in following:
             task.cancel()
@@ -131,8 +133,24 @@ def _http_log() -> logging.Logger:
     return log
 
 
+@web.middleware
+async def _refuse_unknown_routes(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Give the errors of the router OpenAI's form."""
+    where = f"{request.method} {request.path[:200]}"
+    try:
+        return await handler(request)
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        text = f"{where}: this route takes {allowed} only"
+        return Refused(405, text, "method_not_allowed", headers={"Allow": allowed}).response()
+    except web.HTTPNotFound:
+        return Refused(404, f"{where}: there is no such route", "unknown_url").response()
+
+
 def _app(relay: RequestRelay) -> web.Application:
-    app = web.Application(client_max_size=BODY_MAX)
+    app = web.Application(client_max_size=BODY_MAX, middlewares=[_refuse_unknown_routes])
     app.router.add_get("/v1/models", relay.models)
     app.router.add_get("/metrics", relay.scrape)
     app.router.add_get("/health", relay.health)
