@@ -109,16 +109,18 @@ def test_all_pages_of_the_list_are_read_from_the_head_that_leads(tmp_path):
     asyncio.run(check())
 
 
-def test_a_token_that_is_missing_for_a_moment_ends_nothing():
+def test_a_token_that_is_missing_for_a_moment_ends_nothing_and_is_logged_once(caplog):
     async def check():
         heads = Heads()
         heads.without_token = True
-        async with heads.linked() as (link, table):
-            await until(lambda: link._session is not None)
-            await asyncio.sleep(0.05)
+        async with heads.linked() as (_, table):
+            await until(lambda: caplog.messages)
             assert not table.services
             heads.without_token = False
             await until(lambda: len(table.services) == len(NAMES))
+        away, back = caplog.messages
+        assert away.startswith("No list of services from the head: no token. ")
+        assert back == "The head answers again."
 
     asyncio.run(check())
 

@@ -47,12 +47,12 @@ def test_a_report_is_on_the_disk_until_it_is_counted_and_a_cut_line_is_none(tmp_
     assert orphaned_spools(str(tmp_path)) == [], "while its gateway runs, no other takes it"
     with path.open("ab") as file:
         file.write(b'{"sequence":3,"hours":[{"id":"72')
-    spool.waiting = spool.waiting[:]
+    spool.add(UsageReport(sequence=1, hours=[HOUR]))
     spool.close()
     (found,) = orphaned_spools(str(tmp_path))
-    assert [one.sequence for one in found.waiting] == [1, 2]
+    assert [one.sequence for one in found.waiting] == [1, 2, 3]
     assert found.gateway_id == "a" * 32
-    found.counted(2)
+    found.counted(3)
     found.close()
     assert not path.exists()
 

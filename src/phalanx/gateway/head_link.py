@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import ssl
 import time
@@ -25,6 +26,7 @@ from phalanx.gateway.load_reports import LoadReporter
 from phalanx.gateway.services import RoutedService, ServiceTable
 from phalanx.wire.api.head import CurrentUser
 from phalanx.wire.api.services import ProjectTerms, ServiceList, ServiceView
+from phalanx.wire.head_http import parse_error
 
 T = TypeVar("T")
 
@@ -36,6 +38,8 @@ KEYS_MAX: Final = 100_000
 REJECTED_S: Final = 10.0  # a wrong key is not asked for again
 REJECTED_MAX: Final = 10_000
 WAKE_EVERY_S: Final = 5.0
+AWAY_S: Final = 5.0  # without an answer of the head, after which the log says so
+_log: Final = logging.getLogger("phalanx.gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class KeyOwner:
 
 
 class HeadAway(Exception):
-    """The head does not answer."""
+    """The head does not answer. The text says why."""
 
 
 class HeadLink:
@@ -85,6 +89,7 @@ class HeadLink:
         self._asked: dict[bytes, asyncio.Task[CurrentUser | None]] = {}
         self._woken_s: dict[str, float] = {}
         self._saved = b""
+        self._away_logged = False
         self.answered_s = 0.0  # monotonic time of the last list; 0 before the first
         self.wake_error: dict[str, str] = {}
 
@@ -102,12 +107,23 @@ class HeadLink:
             reporting = asyncio.create_task(self.load.run())
             try:
                 while not reporting.done():
-                    with contextlib.suppress(HeadAway):
+                    try:
                         await self._refresh()
+                    except HeadAway as error:
+                        self._log_away(error)
                     await asyncio.sleep(POLL_S)
                 await reporting  # it ends by an error alone
             finally:
                 reporting.cancel()
+
+    def _log_away(self, error: HeadAway) -> None:
+        if self.away_s > AWAY_S and not self._away_logged:
+            self._away_logged = True
+            _log.warning(
+                "No list of services from the head: %s. Requests go on with the last list. Replicas freeze when the head is away for longer than "
+                "their lease; requests to them then wait until it is back.",
+                error,
+            )
 
     async def _refresh(self) -> None:
         views: list[ServiceView] = []
@@ -116,17 +132,20 @@ class HeadLink:
         while True:
             status, payload = await self._ask("GET", f"/v1/services?after={quote(after)}", self._own_headers())
             if status != 200:
-                raise HeadAway
+                raise HeadAway(refusal_text(status, payload))
             try:
                 page = msgspec.json.decode(payload, type=ServiceList)
-            except msgspec.MsgspecError:
-                raise HeadAway from None
+            except msgspec.MsgspecError as error:
+                raise HeadAway(str(error)) from None
             views += page.services
             terms += page.projects
             after = page.next
             if not after:
                 break
         self.answered_s = time.monotonic()
+        if self._away_logged:
+            self._away_logged = False
+            _log.warning("The head answers again.")
         self._table.update(views, terms)
         whole = msgspec.json.encode(ServiceList(services=views, projects=terms))
         if whole != self._saved and self._snapshot:
@@ -199,9 +218,7 @@ class HeadLink:
             return
         self.wake_error.pop(name, None)
         if status >= 400:
-            with contextlib.suppress(msgspec.MsgspecError, AttributeError, TypeError):
-                found = msgspec.json.decode(payload)
-                self.wake_error[name] = str(found.get("error", {}).get("message", ""))[:300]
+            self.wake_error[name] = refusal_text(status, payload)
 
     async def ask_own(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         """Send JSON with the gateway's own token; returns status and body.
@@ -227,19 +244,25 @@ class HeadLink:
                 method, url + path, headers=headers, data=body, allow_redirects=False
             ) as answer:
                 status, payload = answer.status, await answer.read()
-        except (aiohttp.ClientError, OSError, TimeoutError):
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self._head.failed(url)
-            raise HeadAway from None
+            raise HeadAway(str(error) or type(error).__name__) from None
         if status == 503:  # a standby, or a head that is about to stop
             self._head.failed(url)
-            raise HeadAway
+            raise HeadAway(refusal_text(status, payload))
         return status, payload
 
     def _own_headers(self) -> dict[str, str]:
         try:
             return self._head.headers()
-        except PhalanxError:  # no token is to be found while the head of this machine restarts
-            raise HeadAway from None
+        except PhalanxError as error:  # no token is to be found while the head of this machine restarts
+            raise HeadAway(str(error)) from None
+
+
+def refusal_text(status: int, payload: bytes) -> str:
+    """Return why the head refused a request."""
+    error = parse_error(payload)
+    return f"status {status}" if error is None else f"{error.message[:300]} (status {status})"
 
 
 def _put(known: OrderedDict[bytes, T], digest: bytes, value: T, most: int) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from phalanx.gateway.head_link import HeadAway, HeadLink
+from phalanx.gateway.head_link import HeadAway, HeadLink, refusal_text
 from phalanx.gateway.rate_limits import RateLimiter
 from phalanx.wire.api.gateways import DemandReport, LimitShares
 
@@ -38,8 +38,9 @@ class LimitShareLink:
         if status != 200:
             if status != self._refused:
                 _log.warning(
-                    "the head refuses reports of this gateway (status %d): its token needs the role operator. Limits are enforced as if it was alone.",
-                    status,
+                    "The head refuses reports of the demand for limits: %s. The gateway's token needs the role operator. Until then, this gateway "
+                    "enforces its last shares, or whole limits if it has none.",
+                    refusal_text(status, payload),
                 )
             self._refused = status
             return

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from phalanx.gateway.head_link import HeadAway, HeadLink
+from phalanx.gateway.head_link import HeadAway, HeadLink, refusal_text
 from phalanx.gateway.request_accounts import now_ms
 from phalanx.gateway.services import ServiceTable
 from phalanx.gateway.usage_meter import UsageMeter
@@ -94,15 +94,15 @@ class UsageLink:
         for report in list(spool.waiting):
             path = f"/v1/gateways/{spool.gateway_id}/usage"
             status, payload = await self._link.ask_own("POST", path, msgspec.json.encode(report))
-            if status == 400:  # it never will be counted
-                _log.error("the head does not count a report of use: %s", payload[:300].decode(errors="replace"))
+            if status in (400, 413):  # it never will be counted
+                _log.error("The head does not count a report of use: %s", refusal_text(status, payload))
                 spool.counted(report.sequence)
                 continue
             if status != 200:
                 if status != self._refused:
                     _log.warning(
-                        "the head does not take reports of use (status %d): the gateway's token needs the role operator. They stay in %s.",
-                        status,
+                        "The head refuses reports of use: %s. The gateway's token needs the role operator. They stay in %s.",
+                        refusal_text(status, payload),
                         self._folder,
                     )
                 self._refused = status

@@ -44,7 +44,7 @@ class UsageSpool:
         report = msgspec.structs.replace(report, sequence=self._next)
         self._next += 1
         self.waiting.append(report)
-        line = memoryview(msgspec.json.encode(report) + b"\n")
+        line = memoryview(b"\n" + msgspec.json.encode(report) + b"\n")  # the last one may be cut off, as by a full disk
         while line:
             line = line[os.write(self._file, line) :]
         os.fdatasync(self._file)
