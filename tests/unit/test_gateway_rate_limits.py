@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from phalanx.api.live.gateway_demands import SETTLING_S, SILENT_S, GatewayDemands
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.request_limits import RequestLimits, demand_shares, parse_per_minute, parse_weight
+from phalanx.core.work.request_limits import RequestLimits, demand_share, parse_per_minute, parse_weight
 from phalanx.gateway.rate_limits import LimitReached, RateLimiter, TokenReservation, duration_text, limit_headers
 
 RPM = {"project nlp": RequestLimits(requests_per_minute=60)}
@@ -29,7 +29,7 @@ def test_a_minutes_amount_passes_at_once_and_then_one_each_second():
     assert isinstance(refused, LimitReached)
     assert refused.retry_after_s == pytest.approx(0.75)
     assert refused.state.remaining == 0
-    assert let_through(limiter, RPM, 1, 0.25 + refused.retry_after_s)[0], "the time that clients are told is enough"
+    assert let_through(limiter, RPM, 1, 0.25 + refused.retry_after_s)[0], "Retry-After is long enough"
     assert [let_through(limiter, RPM, 1, 3600.0)[0] for _ in range(61)] == [True] * 60 + [False], "no more is saved up"
 
 
@@ -103,11 +103,11 @@ def test_several_gateways_keep_a_limit_together_and_lend_what_others_do_not_use(
     assert 0.88 * 600 <= len(late) <= 1.01 * 600, "the busy one gets nearly all of it"
 
 
-@given(st.dictionaries(st.text(max_size=3), st.floats(0.0, 1e12), min_size=1, max_size=8))
-def test_shares_sum_to_one_and_none_is_without(demands):
-    shares = demand_shares(demands)
-    assert sum(shares.values()) == pytest.approx(1.0)
-    assert min(shares.values()) >= 0.1 / len(demands) - 1e-12
+@given(st.lists(st.floats(0.0, 1e12), min_size=1, max_size=8))
+def test_shares_sum_to_one_and_each_gateway_has_one(demands):
+    shares = [demand_share(asked, sum(demands), len(demands)) for asked in demands]
+    assert sum(shares) == pytest.approx(1.0)
+    assert min(shares) >= 0.1 / len(demands) - 1e-12
 
 
 def test_the_head_waits_for_all_gateways_and_forgets_those_that_are_silent():

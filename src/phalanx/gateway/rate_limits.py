@@ -4,7 +4,7 @@ A bucket holds the amount of one minute and refills steadily, as OpenAI's own li
 amount at once, and in the minute that follows as much again, never more. Tokens are reserved by an estimate when a request begins, and corrected
 when it ends: a bucket may go below zero, and then lets no request pass until it is above again. So the average is exact, whatever the estimate.
 
-Several gateways have a share of each limit (`core.work.request_limits.demand_shares`). When a share grows, the bucket does not fill by that.
+Several gateways have a share of each limit (`core.work.request_limits.demand_share`). When a share grows, the bucket does not fill by that.
 """
 
 from __future__ import annotations

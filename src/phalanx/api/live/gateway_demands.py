@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.request_limits import demand_shares
+from phalanx.core.work.request_limits import demand_share
 
 SILENT_S: Final = 10.0  # after which a gateway has no share any more; it reports every second
 SETTLING_S: Final = 3.0  # after the start of a head, in which every gateway reports
@@ -46,9 +46,9 @@ class GatewayDemands:
         count = len(self._known)
         if now_s - self._began_s < SETTLING_S:
             return count, None, {}
-        scopes = {scope for one in self._known.values() for scope in one.demand}
-        shares = {
-            scope: demand_shares({name: one.demand.get(scope, 0.0) for name, one in self._known.items()})[gateway_id]
-            for scope in scopes
-        }
+        whole: dict[str, float] = {}
+        for one in self._known.values():
+            for scope, asked in one.demand.items():
+                whole[scope] = whole.get(scope, 0.0) + asked
+        shares = {scope: demand_share(demand.get(scope, 0.0), total, count) for scope, total in whole.items()}
         return count, 1.0 / count, shares

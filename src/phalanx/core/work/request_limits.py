@@ -6,7 +6,6 @@ Gateways enforce them. They report how much was asked of each limit, and each ge
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,12 +69,9 @@ def parse_weight(text: str, what: str = "weight") -> float:
     return weight
 
 
-def demand_shares(demands: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of a limit that each gateway gets, given what was asked of it there. The shares sum to 1.
+def demand_share(asked: float, whole: float, gateways: int) -> float:
+    """Return the share of a limit that a gateway gets, of which `asked` was asked there and `whole` at all gateways. The shares sum to 1.
 
     A tenth is divided evenly and the rest by demand; all of it evenly where nothing was asked.
     """
-    whole, count = sum(demands.values()), len(demands)
-    if whole <= 0.0:
-        return dict.fromkeys(demands, 1.0 / count) if count else {}
-    return {name: EVEN_PART / count + (1.0 - EVEN_PART) * asked / whole for name, asked in demands.items()}
+    return EVEN_PART / gateways + (1.0 - EVEN_PART) * asked / whole if whole > 0.0 else 1.0 / gateways
