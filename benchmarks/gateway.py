@@ -9,19 +9,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from benchmarks.figures import Figure, at_least, at_most, plain_figure, print_progress
+from benchmarks.figures import Figure, at_least, at_most, plain_figure, print_progress, print_report
 from benchmarks.gateway_load import KEY, Connection, ask_many, request_bytes
 from benchmarks.gateway_peers import ComparedGateway, commands, start_gateway
 from benchmarks.gateway_trace import conversations, decision_ms, replay
@@ -40,11 +42,11 @@ def upstreams(count: int) -> Iterator[list[int]]:
     try:
         until_s = time.monotonic() + 60
         while True:
-            with contextlib.suppress(OSError):
-                import urllib.request
-
-                with urllib.request.urlopen(f"http://127.0.0.1:{ports[-1]}/health", timeout=5):
-                    break
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://127.0.0.1:{ports[-1]}/health", timeout=5),
+            ):
+                break
             if time.monotonic() > until_s:
                 raise RuntimeError("the upstream does not answer")
             time.sleep(0.05)
@@ -54,16 +56,15 @@ def upstreams(count: int) -> Iterator[list[int]]:
         process.wait()
 
 
-async def start_all(rig: GatewayRig, ports: list[int], only: set[str]) -> list[ComparedGateway]:
-    """Start the gateways that are installed, ours first."""
+async def start_all(rig: GatewayRig, ports: list[int], only: set[str], folder: Path) -> list[ComparedGateway]:
+    """Start the gateways that are installed, ours first. `folder`: for their configuration and logs."""
     for number, port in enumerate(ports, 1):
         rig.engines[number] = EngineProcess(number=number, port=port, process=None)
-    folder = Path(tempfile.mkdtemp(prefix="gateways-"))
     found = []
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     for name, (words, port) in commands(urls, rig.head, folder, only).items():
         began_s = time.monotonic()
-        one = await asyncio.to_thread(start_gateway, name, words, port)
+        one = await asyncio.to_thread(start_gateway, name, words, port, folder)
         print_progress(
             f"{name}: {'answers after ' + format(time.monotonic() - began_s, '.1f') + ' s' if one else 'does not start'}"
         )
@@ -229,11 +230,11 @@ async def measure(asked: argparse.Namespace) -> tuple[dict[str, Any], list[Figur
     parts = [one for one in asked.only.split(",") if one] or list(PARTS)
     figures: list[Figure] = []
     facts: dict[str, Any] = {"load_before": [round(one, 1) for one in os.getloadavg()], "cores": os.cpu_count()}
-    with upstreams(UPSTREAMS) as ports:
+    with upstreams(UPSTREAMS) as ports, tempfile.TemporaryDirectory(prefix="gateways-") as folder:
         if {"latency", "cpu", "held"} & set(parts):
             async with gateway_rig() as rig:
                 only = {one for one in asked.gateways.split(",") if one}
-                gateways = await start_all(rig, ports, only)
+                gateways = await start_all(rig, ports, only, Path(folder))
                 ours = next(one for one in gateways if one.name == "phalanx")
                 direct = f"http://127.0.0.1:{ports[0]}"
                 try:
@@ -320,15 +321,11 @@ def main() -> None:
     asked = parser.parse_args()
     facts, figures = asyncio.run(measure(asked))
     if asked.json:
-        import json
-
         flat = {one.name: round(one.value, 4) for one in figures}
         print(
             json.dumps({**flat, "missed": [one.name for one in figures if one.met is False], "facts": facts}, indent=1)
         )
         return
-    from benchmarks.figures import print_report
-
     print_report("gateway", figures, as_json=False)
     for name, value in facts.items():
         print(name, value)

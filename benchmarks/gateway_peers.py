@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from dataclasses import dataclass
@@ -104,10 +103,10 @@ def _resident_kib(pid: int) -> int:
     return 0
 
 
-def start_gateway(name: str, words: list[str], port: int) -> ComparedGateway | None:
-    """Start a gateway and wait until it answers; None if it does not."""
-    log = open(os.path.join(tempfile.gettempdir(), f"gateway-{name}-{os.getpid()}.log"), "wb")  # noqa: SIM115
-    with log:
+def start_gateway(name: str, words: list[str], port: int, folder: Path) -> ComparedGateway | None:
+    """Start a gateway and wait until it answers; None if it does not, after printing the end of its log."""
+    path = folder / f"{name}.log"
+    with path.open("wb") as log:
         process = subprocess.Popen(
             words, cwd=ROOT, env={**os.environ, **QUIET}, stdout=log, stderr=log, start_new_session=True
         )
@@ -125,6 +124,7 @@ def start_gateway(name: str, words: list[str], port: int) -> ComparedGateway | N
                     return one
         time.sleep(0.25)
     one.stop()
+    print(path.read_text(errors="replace")[-2000:], file=sys.stderr)
     return None
 
 

@@ -136,7 +136,7 @@ def service_of(replicas: int, limit: int = 100_000) -> RoutedService:
 
 
 def replay(trace: list[Asked], count: int, policy: str) -> Replayed:
-    """Play a trace. Policies: `phalanx`; `oracle`, the same rule with the real caches; `best`, the best cache whatever the load; `least`, the load."""
+    """Play a trace. Policies: `phalanx`; `best`, the best cache whatever the load; `least`, the load."""
     service = service_of(count)
     engines = {str(number): Replica() for number in range(count)}
     ends: list[tuple[float, int, RoutedReplica, int]] = []
@@ -152,12 +152,9 @@ def replay(trace: list[Asked], count: int, policy: str) -> Replayed:
             assert found is not None
             replica, tokens = found
         else:
-            matches = (
-                {}
-                if policy == "least"
-                else {each.slot: engines[each.job_id].match(hashes) for each in service.replicas.values()}
-            )
+            matches: dict[int, int] = {}
             if policy == "best":
+                matches = {each.slot: engines[each.job_id].match(hashes) for each in service.replicas.values()}
                 replica = max(service.replicas.values(), key=lambda each: (matches[each.slot], -each.tokens))
             else:
                 chosen = choose_replica(

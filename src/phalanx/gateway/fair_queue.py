@@ -23,7 +23,7 @@ class WaitingRoomFull(Exception):
 
 @dataclass(frozen=True, slots=True)
 class QueueTerms:
-    """What decides the place of a request. `tokens`: that it is expected to use. `priority`: as of vLLM, lower ones go first."""
+    """What decides the place of a request. `tokens`: that it is expected to use. `priority`: as in vLLM, lower ones go first."""
 
     project: str = ""
     weight: float = 1.0

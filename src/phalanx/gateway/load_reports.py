@@ -15,7 +15,7 @@ import msgspec
 from phalanx.core.work.log_histogram import class_of
 from phalanx.gateway.engine_metrics import EngineMetrics
 from phalanx.gateway.services import RoutedService, ServiceTable
-from phalanx.wire.api.gateway import LoadOfService, LoadReport
+from phalanx.wire.api.gateways import LoadOfService, LoadReport
 
 REPORT_S: Final = 1.0
 SOON_S: Final = 0.02  # before a report that cannot wait, so that a herd makes one

@@ -85,7 +85,7 @@ class RequestAccount:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers of the answer that tell the client its limits."""
+        """The headers of the answer with the client's limits."""
         return limit_headers(self._reservation.states)
 
     @contextmanager

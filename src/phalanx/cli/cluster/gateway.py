@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +15,10 @@ from phalanx.cli.connection import connect
 from phalanx.cli.option_types import GrammarType
 from phalanx.core.errors import BadFile, BadRequest, PhalanxError
 from phalanx.core.units import parse_duration_s
+
+if TYPE_CHECKING:
+    from phalanx.client.transport import Transport
+    from phalanx.gateway.head_link import GatewayHead
 
 _DURATION = GrammarType("TIME", parse_duration_s)
 
@@ -67,7 +73,6 @@ def gateway(
     from phalanx.wire.head_url import is_loopback, joined_address
 
     try:
-        from phalanx.gateway.head_link import GatewayHead
         from phalanx.gateway.server import GatewayOptions, run_gateway
     except ModuleNotFoundError as error:
         raise BadRequest(
@@ -79,8 +84,7 @@ def gateway(
             f"{address} is not loopback: anyone on the network could read the keys",
             hint="add --tls-cert and --tls-key, or listen on 127.0.0.1 behind a proxy with TLS",
         )
-    head = connect()
-    url = head.transport.url()
+    head = _gateway_head(connect().transport)
     folder = state_folder()
     os.makedirs(folder, mode=0o700, exist_ok=True)
     options = GatewayOptions(
@@ -95,35 +99,35 @@ def gateway(
         silent_max_s=parse_duration_s(silent),
         shared=shared,
     )
+    with contextlib.ExitStack() as ending:
+
+        def ready(bound: int) -> None:
+            url = f"{'http' if tls is None else 'https'}://{joined_address(address, bound)}"
+            if is_loopback(address):  # commands of this user find it
+                remember_gateway(url)
+                ending.callback(forget_gateway, url)
+            print(f"gateway: {url}/v1", flush=True)
+            print(
+                "next: OpenAI clients use it as their base URL, with a token of Phalanx as the API key", file=sys.stderr
+            )
+
+        run_gateway(head, options, ready)
+
+
+def _gateway_head(transport: Transport) -> GatewayHead:
+    """Return how a gateway reaches the head."""
+    from phalanx.gateway.head_link import GatewayHead
+
+    first_url = transport.url()
 
     def current_url() -> str:
         try:
-            return head.transport.url()
-        except PhalanxError:  # a head that restarts; the first one is tried
-            return url
+            return transport.url()
+        except PhalanxError:  # a head that restarts
+            return first_url
 
-    def ready(bound: int) -> None:
-        scheme = "http" if tls is None else "https"
-        if is_loopback(address):
-            own.append(f"{scheme}://{joined_address(address, bound)}")
-            remember_gateway(own[0])
-        print(f"gateway: {scheme}://{joined_address(address, bound)}/v1")
-        print("next: OpenAI clients use it as their base URL, with a token of Phalanx as the API key", file=sys.stderr)
-        sys.stdout.flush()
-
-    own: list[str] = []  # its address, for commands of this user
-    trust = head.transport.trust(url) if url.startswith("https:") else None
-    try:
-        run_gateway(
-            GatewayHead(
-                url=current_url, headers=head.transport.headers, failed=head.transport.try_next_head, tls=trust
-            ),
-            options,
-            ready,
-        )
-    finally:
-        for address_now in own:
-            forget_gateway(address_now)
+    tls = transport.trust(first_url) if first_url.startswith("https:") else None
+    return GatewayHead(url=current_url, headers=transport.headers, failed=transport.try_next_head, tls=tls)
 
 
 def _tls_context(cert: str | None, key: str | None) -> ssl.SSLContext | None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
+from phalanx.core.ids import ServiceId
+from phalanx.core.work.log_histogram import CLASSES
+from phalanx.core.work.service_load import ServiceLoad
 from phalanx.core.work.service_use import ServiceUseHour
 
+SERVICES_MAX: Final = 10_000
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Counts = dict[Annotated[int, msgspec.Meta(ge=0, lt=CLASSES)], Count]
+"""How many figures are in each class (core.work.log_histogram)."""
 GatewayDemand = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=200)], Annotated[float, msgspec.Meta(ge=0.0)]],
     msgspec.Meta(max_length=1000),
@@ -50,3 +58,41 @@ class UsageReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
     sequence: int
     ignored: int = 0
+
+
+class LoadOfService(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The load of one service at one gateway, as `core.work.service_load.ServiceLoad`."""
+
+    service: ServiceId
+    in_flight: Count = 0
+    waiting: Count = 0
+    oldest_wait_s: Seconds = 0.0
+    arrived: Count = 0
+    first_tokens: Counts = {}
+    unanswered: Counts = {}
+    kv: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+
+    def load(self) -> ServiceLoad:
+        """The figures."""
+        return ServiceLoad(
+            in_flight=self.in_flight,
+            waiting=self.waiting,
+            oldest_wait_s=self.oldest_wait_s,
+            arrived=self.arrived,
+            first_tokens=self.first_tokens,
+            unanswered=self.unanswered,
+            kv=self.kv,
+        )
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The load of services now. `gateway`: an id that the gateway has drawn at its start."""
+
+    gateway: Annotated[str, msgspec.Meta(pattern="^[a-z0-9-]{8,64}$")]
+    services: Annotated[list[LoadOfService], msgspec.Meta(max_length=SERVICES_MAX)]
+
+
+class LoadReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Services whose figures were not taken over: they do not exist, or this token may not change them."""
+
+    ignored: list[ServiceId] = []
