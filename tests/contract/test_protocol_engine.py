@@ -1,5 +1,6 @@
 """The engine of the tests keeps vLLM's protocol; its faults do what they say."""
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -8,72 +9,39 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.contract.engine_protocol import CHAT, CLIENT, TEXT, EngineProtocol, Running, say, texts
+from tests.contract.engine_protocol import CHAT, CLIENT, TEXT, EngineProtocol, Running, say, texts, until
 from tests.e2e.test_cli_head import free_port
 from tests.protocol_engine import chat_prompt, expected_text
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def start():
-    """Starts engines, and ends them with the test."""
-    started = []
-
-    def begin(*options):
-        port = free_port()
-        words = [
-            sys.executable,
-            "-m",
-            "tests.protocol_engine",
-            "--port",
-            str(port),
-            "--served-model-name",
-            "chat",
-            *options,
-        ]
-        process = subprocess.Popen(words, cwd=ROOT)
-        started.append(process)
-        wait_for(port)
-        return Running(f"http://127.0.0.1:{port}"), process
-
-    yield begin
-    for process in started:
+@contextlib.contextmanager
+def running(*options):
+    """An engine until the end of the block, and its process."""
+    port = free_port()
+    words = ["-m", "tests.protocol_engine", "--port", str(port), "--served-model-name", "chat", *options]
+    process = subprocess.Popen([sys.executable, *words], cwd=ROOT)
+    try:
+        until(lambda: answers(port))
+        yield Running(f"http://127.0.0.1:{port}"), process
+    finally:
         process.kill()
         process.wait()
 
 
-def wait_for(port):
-    limit_s = time.monotonic() + 60
-    while True:
-        try:
-            return CLIENT.get(f"http://127.0.0.1:{port}/health", timeout=5)
-        except httpx.TransportError:
-            assert time.monotonic() < limit_s
-            time.sleep(0.05)
+def answers(port):
+    with contextlib.suppress(httpx.TransportError):
+        return CLIENT.get(f"http://127.0.0.1:{port}/health", timeout=5)
+    return None
 
 
 class TestProtocolEngine(EngineProtocol):
     @pytest.fixture(scope="class")
     @classmethod
     def engine(cls):
-        port = free_port()
-        options = ["--enable-prompt-tokens-details", "--pause", "0.01", "--max-model-len", "4096"]
-        words = [
-            sys.executable,
-            "-m",
-            "tests.protocol_engine",
-            "--port",
-            str(port),
-            "--served-model-name",
-            "chat",
-            *options,
-        ]
-        process = subprocess.Popen(words, cwd=ROOT)
-        wait_for(port)
-        yield Running(f"http://127.0.0.1:{port}")
-        process.kill()
-        process.wait()
+        with running("--enable-prompt-tokens-details", "--pause", "0.01", "--max-model-len", "4096") as (engine, _):
+            yield engine
 
     def test_what_a_greedy_answer_must_be_is_known(self, engine):
         found = engine.whole(CHAT, messages=say("Hi"), temperature=0, max_tokens=200)["choices"][0]
@@ -81,9 +49,15 @@ class TestProtocolEngine(EngineProtocol):
         assert len(found["message"]["content"]) > 100
 
 
-def test_odd_tokens_and_faults(start):
+@pytest.fixture
+def odd_engine():
+    with running("--pause", "0.001", "--odd") as found:
+        yield found
+
+
+def test_odd_tokens_and_faults(odd_engine):
     """A tokenizer joins tokens that the engine keeps apart: a text that is cut there does not go on from its tokens. Then all faults."""
-    engine, process = start("--pause", "0.001", "--odd")
+    engine, process = odd_engine
     parts = texts(engine.events(TEXT, prompt="odd", temperature=0, max_tokens=120, ignore_eos=True))
     cut = next(
         at + 1 for at, one in enumerate(parts) if one == "s" and parts[at - 1][-1:].isalpha() and len(parts[at - 1]) < 7

@@ -9,17 +9,7 @@ import pytest
 
 from phalanx.cli.serve.chat import _stats_text, chat
 from phalanx.client.chat import ChatServer, ChatTimes, messages, read_event
-from phalanx.core.errors import (
-    BadRequest,
-    Conflict,
-    NotFound,
-    NotPermitted,
-    NotSignedIn,
-    PhalanxError,
-    TooLarge,
-    TryLater,
-    Unreachable,
-)
+from phalanx.core import errors
 
 BODY = {"model": "chat", "messages": messages("be brief", [("user", "hi")])}
 
@@ -112,14 +102,14 @@ def test_closing_an_answer_ends_the_request_at_the_server():
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        ("400 Bad", BadRequest),
-        ("401 No", NotSignedIn),
-        ("403 No", NotPermitted),
-        ("404 No", NotFound),
-        ("413 Large", TooLarge),
-        ("429 Many", TryLater),
-        ("500 Ouch", Conflict),
-        ("503 None", TryLater),
+        ("400 Bad", errors.BadRequest),
+        ("401 No", errors.NotSignedIn),
+        ("403 No", errors.NotPermitted),
+        ("404 No", errors.NotFound),
+        ("413 Large", errors.TooLarge),
+        ("429 Many", errors.TryLater),
+        ("500 Ouch", errors.Conflict),
+        ("503 None", errors.TryLater),
     ],
 )
 def test_refusals_are_errors_of_their_kind(status, kind):
@@ -139,7 +129,7 @@ def test_refusals_are_errors_of_their_kind(status, kind):
 def test_refusals_in_no_form_at_all_are_still_errors(body):
     with (
         server(body, status="404 No", headers=f"Content-Length: {len(body)}\r\n") as (url, _, _),
-        pytest.raises(NotFound) as refused,
+        pytest.raises(errors.NotFound) as refused,
     ):
         answer(url)
     assert refused.value.message
@@ -148,12 +138,12 @@ def test_refusals_in_no_form_at_all_are_still_errors(body):
 @pytest.mark.parametrize(
     ("events", "kind", "match"),
     [
-        ((word("a"),), Unreachable, "broke off"),
-        ((word("a"), event(error={"message": "the engine died"})), TryLater, "the engine died"),
-        ((b"data: {nonsense\n\n",), Conflict, "not one of a chat"),
-        ((b"data: []\n\n",), Conflict, "not one of a chat"),
-        ((b'data: {"choices": {"a": 1}}\n\n',), Conflict, "not one of a chat"),
-        ((b'data: {"choices": [{"delta": {"content": 5}}]}\n\n',), Conflict, "not one of a chat"),
+        ((word("a"),), errors.Unreachable, "broke off"),
+        ((word("a"), event(error={"message": "the engine died"})), errors.TryLater, "the engine died"),
+        ((b"data: {nonsense\n\n",), errors.Conflict, "not one of a chat"),
+        ((b"data: []\n\n",), errors.Conflict, "not one of a chat"),
+        ((b'data: {"choices": {"a": 1}}\n\n',), errors.Conflict, "not one of a chat"),
+        ((b'data: {"choices": [{"delta": {"content": 5}}]}\n\n',), errors.Conflict, "not one of a chat"),
     ],
 )
 def test_answers_that_break_off_or_are_none_are_errors(events, kind, match):
@@ -164,7 +154,7 @@ def test_answers_that_break_off_or_are_none_are_errors(events, kind, match):
 def test_server_that_is_not_there_is_unreachable():
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(Unreachable, match=f"no answer from 127.0.0.1:{port}"):
+    with pytest.raises(errors.Unreachable, match=f"no answer from 127.0.0.1:{port}"):
         answer(f"http://127.0.0.1:{port}")
 
 
@@ -176,11 +166,11 @@ def test_rate_counts_the_tokens_after_the_first():
     )
     assert ChatTimes(first_s=1.0, last_s=1.0, pieces=1).tokens_per_s is None
     assert _stats_text(ChatTimes()) == "no token"
-    with pytest.raises(PhalanxError):
+    with pytest.raises(errors.PhalanxError):
         read_event("null", ChatTimes())
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_empty_message_is_asked_of_no_model(text):
-    with pytest.raises(BadRequest, match="the message is empty"):
+    with pytest.raises(errors.BadRequest, match="the message is empty"):
         chat.main(["llama-8b", "-m", text], standalone_mode=False)
