@@ -1,11 +1,14 @@
 """Which streams may go on elsewhere, what is noted of them, and when tokens of a text are those that the model gave."""
 
+import asyncio
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.gateway.continuation import StreamContinuation
 from phalanx.gateway.stream_records import (
     RECORD_MAX,
     NotExact,
@@ -163,6 +166,31 @@ def test_a_stream_that_grows_too_long_is_kept_no_longer():
         assert record.take(part) == part
     assert not record.begun
     assert budget.used == 0
+
+
+def test_an_event_without_end_stops_a_continuation():
+    class EndlessEvent:
+        taken = 0
+
+        @property
+        def content(self):
+            return self
+
+        async def iter_any(self):
+            while self.taken < 100 * RECORD_MAX:
+                self.taken += 1 << 18
+                yield b"x" * (1 << 18)
+
+    async def read():
+        unused: Any = None
+        answer: Any = EndlessEvent()
+        going_on = StreamContinuation(unused, StreamRecord(terms(), RecordBudget()), [], unused)
+        with pytest.raises(NotExact, match="too long"):
+            async for _ in going_on._events(answer):
+                pass
+        assert answer.taken < 2 * RECORD_MAX
+
+    asyncio.run(read())
 
 
 @pytest.mark.parametrize("error", [b'{"error":{"message":"EngineCore","type":"x","param":null,"code":500}}'])

@@ -11,6 +11,7 @@ from typing import Any, Final
 import aiohttp
 
 from phalanx.gateway.stream_records import (
+    RECORD_MAX,
     NotExact,
     SeenStream,
     StreamRecord,
@@ -176,6 +177,8 @@ class StreamContinuation:
             rest += chunk
             end = rest.rfind(b"\n\n") + 2
             if end < 2:
+                if len(rest) > RECORD_MAX:
+                    raise NotExact("an event of the other replica is too long")
                 continue
             ended = ended or b"data: [DONE]" in rest[:end]
             for event in events_in(rest[:end]):
