@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, ServiceId, UserId
-from phalanx.core.work.service import ServiceState
+from phalanx.core.work.services.service import ServiceState
 from phalanx.gateway.prefixes import block_bytes, prefix_hashes
 from phalanx.gateway.routing import BYTES_PER_TOKEN, RoutedReplica, choose_replica, expected_tokens
 from phalanx.gateway.services import RoutedService

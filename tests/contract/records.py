@@ -35,14 +35,14 @@ from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.monthly_budget import BudgetWarning, MonthlyBudget
 from phalanx.core.work.price_list import GpuPrice, PriceList
 from phalanx.core.work.queue import Project, Queue, QueueUsage
-from phalanx.core.work.request_limits import RequestLimits
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
-from phalanx.core.work.scale_terms import ScaleTerms
 from phalanx.core.work.secret import Secret, SecretScope, secret_id
-from phalanx.core.work.service import Revision, Service
-from phalanx.core.work.service_terms import ServiceTerms
-from phalanx.core.work.service_use import GatewayMark, ReplicaUse, ServiceUse, ServiceUseHour
+from phalanx.core.work.services.request_limits import RequestLimits
+from phalanx.core.work.services.scale_terms import ScaleTerms
+from phalanx.core.work.services.service import Revision, Service
+from phalanx.core.work.services.service_terms import ServiceTerms
+from phalanx.core.work.services.service_use import GatewayMark, ReplicaUse, ServiceUse, ServiceUseHour
 from phalanx.core.work.sign_in import GroupGrant, SignInSettings
 from phalanx.core.work.spec import JobSpec, Role
 from phalanx.core.work.usage_hour import USAGE_MARK, CountedNode, UsageHour, UsageMark, UsageRow

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from phalanx.core.work.scale_terms import ScaleTerms
+from phalanx.core.work.services.scale_terms import ScaleTerms
 from phalanx.simulator.serving.load_traces import load_trace
 from phalanx.simulator.serving.simulated_service import EngineModel, SimulatedService, reversals_max
 from tests import effort

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.controller.load_scaler import GATEWAYS_MAX
+from phalanx.controller.services.load_scaler import GATEWAYS_MAX
 from phalanx.core.errors import BadRequest, TryLater
 from phalanx.core.ids import ServiceId, UserId
 from phalanx.core.state.events import ScaleService, SleepReplicas
 from phalanx.core.state.reports import LoadObserved
-from phalanx.core.work.scale_terms import ScaleTerms
-from phalanx.core.work.service import ServiceState
-from phalanx.core.work.service_load import ServiceLoad
+from phalanx.core.work.services.scale_terms import ScaleTerms
+from phalanx.core.work.services.service import ServiceState
+from phalanx.core.work.services.service_load import ServiceLoad
 from phalanx.ports.store import StoreRefused
 from tests.harness import Harness
 from tests.scenario.test_services import SERVES, becomes, replicas, scale, service, serving, stop, submit, update, web

@@ -21,8 +21,8 @@ from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.service import NO_REVISION, ServiceState, rollback_revision
-from phalanx.core.work.service_terms import ServiceTerms
+from phalanx.core.work.services.service import NO_REVISION, ServiceState, rollback_revision
+from phalanx.core.work.services.service_terms import ServiceTerms
 from phalanx.core.work.spec import LaunchMode
 from phalanx.node.logic.events import MemberKey, ReadinessProbed
 from phalanx.ports.store import StoreRefused

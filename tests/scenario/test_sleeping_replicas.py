@@ -17,8 +17,8 @@ from phalanx.core.state.records import QUEUE_USAGE, SERVICES
 from phalanx.core.work.attempt import SleepPhase
 from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.service import ServiceState
-from phalanx.core.work.service_terms import ServiceTerms
+from phalanx.core.work.services.service import ServiceState
+from phalanx.core.work.services.service_terms import ServiceTerms
 from phalanx.core.work.spec import LaunchMode
 from tests.builders import spec
 from tests.harness import Harness

@@ -16,7 +16,7 @@ from phalanx.core.state.records import SERVICES
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.service import ServiceState
+from phalanx.core.work.services.service import ServiceState
 from phalanx.core.work.waste_terms import IdleAction, IdlePolicy, WasteKind
 from phalanx.wire.supervisor import DeviceSample, JobSample, SamplesRequest
 from tests.harness import Harness

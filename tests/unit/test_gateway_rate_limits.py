@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from phalanx.api.live.gateway_demands import SETTLING_S, SILENT_S, GatewayDemands
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.request_limits import RequestLimits, demand_share, parse_per_minute, parse_weight
+from phalanx.core.work.services.request_limits import RequestLimits, demand_share, parse_per_minute, parse_weight
 from phalanx.gateway.rate_limits import LimitReached, RateLimiter, TokenReservation, duration_text, limit_headers
 
 RPM = {"project nlp": RequestLimits(requests_per_minute=60)}

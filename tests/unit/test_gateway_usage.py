@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from phalanx.core.work.service_use import ReplicaUse, ServiceUseHour
+from phalanx.core.work.services.service_use import ReplicaUse, ServiceUseHour
 from phalanx.gateway.head_link import HeadAway
 from phalanx.gateway.services import ServiceTable
 from phalanx.gateway.usage_link import UsageLink

@@ -46,7 +46,7 @@ from phalanx.core.state.reports import (
 from phalanx.core.work.attempt import AttemptState, EndCause, MemberState, Sleep, SleepPhase
 from phalanx.core.work.job import JobState
 from phalanx.core.work.pace import MeasuredPace, StepPace
-from phalanx.core.work.service_terms import ReplicaPosition
+from phalanx.core.work.services.service_terms import ReplicaPosition
 from tests.builders import T, at, checkpoint, exited, facts, job, keyed, make_fleet, placed
 
 S = AttemptState

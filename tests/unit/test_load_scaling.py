@@ -8,9 +8,9 @@ from aiohttp import web
 
 from phalanx.core.lifecycle.load_scaling import LoadWindow
 from phalanx.core.work.keys import InvalidKey
-from phalanx.core.work.log_histogram import class_of, merged, middle_of, quantile
-from phalanx.core.work.scale_terms import ScaleTerms, parse_scale_terms
-from phalanx.core.work.service_load import ServiceLoad, sum_loads
+from phalanx.core.work.services.log_histogram import class_of, merged, middle_of, quantile
+from phalanx.core.work.services.scale_terms import ScaleTerms, parse_scale_terms
+from phalanx.core.work.services.service_load import ServiceLoad, sum_loads
 from phalanx.gateway.engine_metrics import EngineMetrics, parse_cache_use
 from phalanx.gateway.routing import RoutedReplica
 from phalanx.gateway.services import ServiceTable

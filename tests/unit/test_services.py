@@ -12,7 +12,7 @@ from phalanx.core.ids import ServiceId
 from phalanx.core.state.reports import ReadinessChanged
 from phalanx.core.work.keys import InvalidKey
 from phalanx.core.work.request import spec_from_mapping
-from phalanx.core.work.service_terms import ReplicaPosition, ServiceTerms
+from phalanx.core.work.services.service_terms import ReplicaPosition, ServiceTerms
 from phalanx.core.work.spec import LaunchMode
 from phalanx.node.logic import member as members
 from phalanx.node.logic.actions import SendEvent

@@ -24,7 +24,7 @@ from phalanx.core.state.events import UpdateJob
 from phalanx.core.state.reports import CheckpointSaved, MemberFrozen, MemberRefused, MemberStopped, TaskExited
 from phalanx.core.work.attempt import TIME_LIMIT_NOTE, AttemptState, EndCause
 from phalanx.core.work.job import BACKOFF_MAX_S, JobState, WaitReasonCode
-from phalanx.core.work.service_terms import ReplicaPosition
+from phalanx.core.work.services.service_terms import ReplicaPosition
 from tests.builders import T, allocation, at, checkpoint, exited, facts, job, keyed, placed
 
 S = AttemptState

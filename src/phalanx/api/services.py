@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeVar
 
 from phalanx.api.auth.secret_seal import SecretKeys
 from phalanx.controller.leases import Renewal
-from phalanx.controller.load_scaler import LoadNow
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.read_snapshot import ReadSnapshot
+from phalanx.controller.services.load_scaler import LoadNow
 from phalanx.controller.step_result import Answer
 from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.waste_monitor import WasteNow

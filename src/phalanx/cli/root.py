@@ -64,9 +64,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
             "phalanx.cli.serve.command:serve", "Services: start, change, roll back and stop them; serve a model."
         ),
         "chat": CommandEntry("phalanx.cli.serve.chat:chat", "Talk with the model of a service."),
-        "scale": CommandEntry("phalanx.cli.jobs.services:scale", "Set the number of replicas of a service."),
-        "sleep": CommandEntry("phalanx.cli.jobs.services:sleep", "Let replicas of a service free their GPUs."),
-        "wake": CommandEntry("phalanx.cli.jobs.services:wake", "Wake sleeping replicas of a service."),
+        "scale": CommandEntry("phalanx.cli.serve.services:scale", "Set the number of replicas of a service."),
+        "sleep": CommandEntry("phalanx.cli.serve.services:sleep", "Let replicas of a service free their GPUs."),
+        "wake": CommandEntry("phalanx.cli.serve.services:wake", "Wake sleeping replicas of a service."),
         "cancel": CommandEntry("phalanx.cli.jobs.job_actions:cancel", "Cancel jobs, or stop services."),
         "hold": CommandEntry("phalanx.cli.jobs.job_actions:hold", "Hold waiting jobs, so that they do not start."),
         "release": CommandEntry("phalanx.cli.jobs.job_actions:release", "Release held jobs."),

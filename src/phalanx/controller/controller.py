@@ -22,7 +22,6 @@ from phalanx.controller.leases import (
     UNCLAIMED,
     LeaseBook,
 )
-from phalanx.controller.load_scaler import LoadScaler
 from phalanx.controller.maintenance_notices import NewAttemptNotices
 from phalanx.controller.read_snapshot import ReadSnapshot, hypothetical_jobs, take_read_snapshot
 from phalanx.controller.requests import registry
@@ -30,7 +29,8 @@ from phalanx.controller.requests.pools import PoolKeeper
 from phalanx.controller.reservation_windows import ReservationWindows
 from phalanx.controller.rulebook import Rulebook
 from phalanx.controller.runtime_history import RuntimeHistory
-from phalanx.controller.service_reconciler import ServiceReconciler
+from phalanx.controller.services.load_scaler import LoadScaler
+from phalanx.controller.services.service_reconciler import ServiceReconciler
 from phalanx.controller.speed_facts import DeviceFacts, SpeedFactsKeeper
 from phalanx.controller.step_context import ControllerSettings, FleetFailureRate, StepContext
 from phalanx.controller.step_result import (

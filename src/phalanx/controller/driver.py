@@ -18,10 +18,10 @@ from typing import Any, Final, TypeVar, cast
 from phalanx.controller.audit_trail import AnsweredCalls, AuditTrail
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
-from phalanx.controller.load_scaler import LoadNow
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.provider_calls import ProviderCalls
 from phalanx.controller.read_snapshot import ReadSnapshot
+from phalanx.controller.services.load_scaler import LoadNow
 from phalanx.controller.step_result import Answer, ControllerTime, StepResult
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.access.audit import AuditCall, AuditLine, ChainTip

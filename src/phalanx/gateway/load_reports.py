@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from phalanx.core.work.log_histogram import class_of
+from phalanx.core.work.services.log_histogram import class_of
 from phalanx.gateway.engine_metrics import EngineMetrics
 from phalanx.gateway.services import RoutedService, ServiceTable
 from phalanx.wire.api.gateways import LoadOfService, LoadReport

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.work.request_limits import RequestLimits
+from phalanx.core.work.services.request_limits import RequestLimits
 
 MINUTE_S: Final = 60.0
 BUCKETS_MAX: Final = 100_000

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import ProjectId
-from phalanx.core.work.request_limits import RequestLimits
+from phalanx.core.work.services.request_limits import RequestLimits
 from phalanx.gateway.fair_queue import QueueTerms
 from phalanx.gateway.head_link import may_use
 from phalanx.gateway.metrics import GatewayMetrics

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from phalanx.core.ids import JobId, ProjectId, ServiceId, UserId
-from phalanx.core.work.service_use import ReplicaUse, ServiceUse, ServiceUseHour
+from phalanx.core.work.services.service_use import ReplicaUse, ServiceUse, ServiceUseHour
 
 HOUR_MS: Final = 3_600_000
 _Replica = tuple[str, str]  # service, job

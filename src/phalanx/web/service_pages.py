@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from phalanx.core.units import format_latency
 from phalanx.core.work.job import JobState
-from phalanx.core.work.service import ServiceState
+from phalanx.core.work.services.service import ServiceState
 from phalanx.web.cells import live, moment, state_word
 from phalanx.web.document import Viewer, document
 from phalanx.web.html import Child, Html, element, facts, join, link, table

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from phalanx.controller import service_reconciler
+from phalanx.controller.services import service_reconciler
 from phalanx.core.lifecycle import attempt as machine
 from phalanx.core.lifecycle import gang_commands, sleep
 from phalanx.core.lifecycle import service as services
 from phalanx.core.lifecycle.events import SleepRequested, WakeRequested
 from phalanx.core.work.attempt import Attempt, AttemptState, SleepPhase
-from phalanx.core.work.service import ServiceState
+from phalanx.core.work.services.service import ServiceState
 from tests.simulation.planted.bug import planted
 
 

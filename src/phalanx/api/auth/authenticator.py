@@ -30,7 +30,7 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, NodeId, ProjectId, TokenId, UserId
 from phalanx.core.work.job import Job
 from phalanx.core.work.seats import node_of_supervisor
-from phalanx.core.work.service import Service
+from phalanx.core.work.services.service import Service
 from phalanx.core.work.users import (
     Action,
     Token,

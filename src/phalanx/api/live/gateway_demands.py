@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.request_limits import demand_share
+from phalanx.core.work.services.request_limits import demand_share
 
 SILENT_S: Final = 10.0  # after which a gateway has no share any more; it reports every second
 SETTLING_S: Final = 3.0  # after the start of a head, in which every gateway reports

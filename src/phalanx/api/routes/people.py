@@ -27,7 +27,7 @@ from phalanx.core.state.events import ChangeProject, ChangeUser, PutToken, Revok
 from phalanx.core.units import format_duration, parse_duration_s, parse_memory_bytes
 from phalanx.core.work.monthly_budget import parse_budget
 from phalanx.core.work.names import is_name
-from phalanx.core.work.request_limits import RequestLimits, parse_per_minute, parse_weight
+from phalanx.core.work.services.request_limits import RequestLimits, parse_per_minute, parse_weight
 from phalanx.core.work.users import (
     Action,
     Token,

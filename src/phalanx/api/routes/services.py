@@ -23,7 +23,7 @@ from phalanx.core.ids import ServiceId
 from phalanx.core.state.events import Request as Command
 from phalanx.core.state.events import ScaleService, SleepReplicas, StopService, SubmitService, UpdateService
 from phalanx.core.state.records import SERVICES, SIGN_IN
-from phalanx.core.work.service import Service
+from phalanx.core.work.services.service import Service
 from phalanx.core.work.sign_in import PROVIDER
 from phalanx.core.work.users import Action
 from phalanx.ports.store import Store

@@ -7,7 +7,7 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.state.records import SERVICE_USE_HOURS
-from phalanx.core.work.service_use import COUNTS, LATE_S, ServiceUseHour
+from phalanx.core.work.services.service_use import COUNTS, LATE_S, ServiceUseHour
 from phalanx.ports.store import Store
 
 HOUR_S: Final = 3600

@@ -15,8 +15,8 @@ from phalanx.core.lifecycle.service import replicas_min
 from phalanx.core.state.records import REVISIONS
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
-from phalanx.core.work.revision_changes import revision_changes
-from phalanx.core.work.service import Revision, Service, revision_numbers, rollback_revision
+from phalanx.core.work.services.revision_changes import revision_changes
+from phalanx.core.work.services.service import Revision, Service, revision_numbers, rollback_revision
 from phalanx.wire.api.services import EndpointView, LoadView, RevisionView, ServiceDetail, ServiceView
 
 LiveReplicas = Sequence[tuple[Job, Attempt | None]]

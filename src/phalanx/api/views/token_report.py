@@ -13,7 +13,7 @@ from phalanx.core.accounting.token_report import TokenSum, sum_tokens
 from phalanx.core.state.records import PRICE_LISTS, SERVICE_USE_HOURS
 from phalanx.core.work.monthly_budget import cents_text
 from phalanx.core.work.price_list import PRICES, PriceBook
-from phalanx.core.work.service_use import ServiceUseHour
+from phalanx.core.work.services.service_use import ServiceUseHour
 from phalanx.core.work.usage_hour import UsageHour
 from phalanx.wire.api.cost import TokenReportView, TokenRowView
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from phalanx.cli.option_types import GrammarType
-from phalanx.core.work.request_limits import parse_per_minute
+from phalanx.core.work.services.request_limits import parse_per_minute
 
 _PER_MINUTE: Final = GrammarType("N", parse_per_minute)
 C = TypeVar("C", bound=Callable[..., Any])

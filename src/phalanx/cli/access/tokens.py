@@ -14,7 +14,7 @@ from phalanx.cli.connection import connect
 from phalanx.cli.list_output import ListView
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.core.units import format_duration
-from phalanx.core.work.request_limits import RequestLimits
+from phalanx.core.work.services.request_limits import RequestLimits
 from phalanx.core.work.users import Action
 from phalanx.wire.api.people import TokenView
 

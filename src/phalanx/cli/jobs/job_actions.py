@@ -53,7 +53,7 @@ def update(job: str, file: str | None, revision: int | None, copy: bool, as_json
             raise BadRequest(
                 f"--{next(iter(body))}: a service is changed by its file", hint=f"phalanx update {job} FILE"
             )
-        from phalanx.cli.jobs.services import update_service
+        from phalanx.cli.serve.services import update_service
 
         update_service(job, file, revision, copy=copy, as_json=as_json)
         return
@@ -74,7 +74,7 @@ def update(job: str, file: str | None, revision: int | None, copy: bool, as_json
 @_JSON
 def cancel(jobs: tuple[str, ...], why: str, as_json: bool) -> int:
     """Cancel jobs: SIGTERM, then SIGKILL after the grace. Ended jobs are unchanged. The name of a service stops the service."""
-    from phalanx.cli.jobs.services import find_service
+    from phalanx.cli.serve.services import find_service
 
     named = [word for word in jobs if not word.replace("_", "", 1).isdigit()]
     services = {word for word in named if (found := find_service(connect(), word)) and not found.service.stopped_by}

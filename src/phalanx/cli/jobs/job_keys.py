@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cli.errors import warn
 from phalanx.cli.jobs.job_lookup import resolve_job
-from phalanx.cli.jobs.services import find_service
+from phalanx.cli.serve.services import find_service
 from phalanx.user_files.yaml_text import yaml_text
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from phalanx.cli.jobs.array_logs import print_array_logs
 from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.jobs.log_pages import all_pages, check_rank, tail_page
 from phalanx.cli.jobs.log_printer import JsonPrinter, LogPrinter
-from phalanx.cli.jobs.services import find_service
 from phalanx.cli.option_types import RANK
+from phalanx.cli.serve.services import find_service
 from phalanx.core.errors import BadRequest
 from phalanx.wire.api.jobs import AttemptView
 from phalanx.wire.api.services import replica_state

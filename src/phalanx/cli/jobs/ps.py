@@ -183,7 +183,7 @@ def job_lines(jobs: Sequence[JobView], screen: Terminal, now_s: float) -> list[s
 def _service_table(services: Sequence[ServiceView], screen: Terminal) -> list[str]:
     if not services:
         return []
-    from phalanx.cli.jobs.service_page import service_lines
+    from phalanx.cli.serve.service_page import service_lines
 
     return ["", *service_lines(services, screen)]
 

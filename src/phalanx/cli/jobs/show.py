@@ -17,10 +17,10 @@ from phalanx.cli.jobs.grants_note import grants_note
 from phalanx.cli.jobs.job_curves import PLOTS, check_output, plot_lines, write_plot
 from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.jobs.ps import waiting_reason, waste_text
-from phalanx.cli.jobs.service_page import service_view
-from phalanx.cli.jobs.services import find_service
 from phalanx.cli.jobs.usage import SHORT_ADVICE, advice_lines
 from phalanx.cli.list_output import ListView, list_options, show_list
+from phalanx.cli.serve.service_page import service_view
+from phalanx.cli.serve.services import find_service
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.core.accounting.advice.evidence import Advice

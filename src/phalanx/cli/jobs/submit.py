@@ -66,7 +66,7 @@ def submit(
     if wanted.spec.service is not None:
         if wait or dry_run:
             raise BadRequest("--wait, --dry-run: a service does not end", hint="phalanx show NAME --watch follows it")
-        from phalanx.cli.jobs.services import submit_service
+        from phalanx.cli.serve.services import submit_service
 
         submit_service(head, wanted, as_json=as_json, quiet=quiet)
         return 0

@@ -13,9 +13,9 @@ from phalanx.cli import cells
 from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
 from phalanx.cli.jobs.job_lookup import resolve_job
-from phalanx.cli.jobs.service_page import why_service_lines
-from phalanx.cli.jobs.services import find_service
 from phalanx.cli.list_output import ListView, list_options, show_list
+from phalanx.cli.serve.service_page import why_service_lines
+from phalanx.cli.serve.services import find_service
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.hints import parse_hint

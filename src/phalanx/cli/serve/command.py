@@ -14,8 +14,6 @@ from phalanx.cli.errors import print_error
 from phalanx.cli.jobs.job_request import JobRequest, job_request_of_file
 from phalanx.cli.jobs.logs import logs
 from phalanx.cli.jobs.sendable_job import sendable_mapping
-from phalanx.cli.jobs.service_page import service_lines, service_view
-from phalanx.cli.jobs.services import scale, sleep, wake
 from phalanx.cli.list_output import ListView, list_options, show_list, to_json
 from phalanx.cli.serve.model import model
 from phalanx.cli.serve.rollout_options import (
@@ -26,9 +24,11 @@ from phalanx.cli.serve.rollout_options import (
     rollout_text,
 )
 from phalanx.cli.serve.service_lookup import require_service
+from phalanx.cli.serve.service_page import service_lines, service_view
+from phalanx.cli.serve.services import scale, sleep, wake
 from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadFile, Conflict, PhalanxError, Unreachable
-from phalanx.core.work.service import NO_REVISION
+from phalanx.core.work.services.service import NO_REVISION
 
 if TYPE_CHECKING:
     from phalanx.client import Client

@@ -36,7 +36,12 @@ from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.units import format_duration
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.keys import KEY_KINDS
-from phalanx.core.work.service_terms import READY_TCP, READY_WITHIN_DEFAULT_S, READY_WITHIN_MAX_S, SERVICE_NAME_MAX
+from phalanx.core.work.services.service_terms import (
+    READY_TCP,
+    READY_WITHIN_DEFAULT_S,
+    READY_WITHIN_MAX_S,
+    SERVICE_NAME_MAX,
+)
 
 _LOAD_BYTES_PER_S: Final = 100e6  # slowest network disk that a start is not stopped for
 # Options of jobs that end, or of how a job's own program starts and saves.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from phalanx.cli.serve.inference_engines import WeightsFormat
 from phalanx.core.errors import BadFile, BadRequest, PhalanxError
-from phalanx.core.work.model_memory import ModelNeeds
+from phalanx.core.work.services.model_memory import ModelNeeds
 
 CONFIG_FILE: Final = "config.json"
 CONFIG_BYTES_MAX: Final = 1 << 20

@@ -15,7 +15,7 @@ from phalanx.core.errors import Conflict, PhalanxError, Unreachable, WaitTimedOu
 from phalanx.core.lifecycle.service import ROLLOUT_RESTARTS_MAX
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
-from phalanx.core.work.service import NO_REVISION, ServiceState
+from phalanx.core.work.services.service import NO_REVISION, ServiceState
 from phalanx.wire.api.jobs import JobView, staging_text
 from phalanx.wire.api.services import ServiceDetail, ServiceView, replica_state
 

@@ -30,7 +30,7 @@ from phalanx.core.state.records import PROJECTS, SIGN_IN, TOKENS, USERS
 from phalanx.core.state.reports import OutputsReached
 from phalanx.core.units import format_bytes
 from phalanx.core.work.queue import Project
-from phalanx.core.work.request_limits import RequestLimits
+from phalanx.core.work.services.request_limits import RequestLimits
 from phalanx.core.work.sign_in import PROVIDER
 from phalanx.core.work.users import Action, Identity, Token, User, UserRole
 

@@ -8,7 +8,7 @@ from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.state.events import RecordServiceUse
 from phalanx.core.state.records import GATEWAY_MARKS
-from phalanx.core.work.service_use import KEPT_S, GatewayMark
+from phalanx.core.work.services.service_use import KEPT_S, GatewayMark
 from phalanx.core.work.users import Action
 
 handlers: Final = RequestHandlers()

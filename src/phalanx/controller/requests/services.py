@@ -23,7 +23,7 @@ from phalanx.core.state.events import (
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import REVISIONS, SERVICES
-from phalanx.core.work.service import NO_REVISION, Revision, Service, ServiceState, revision_numbers
+from phalanx.core.work.services.service import NO_REVISION, Revision, Service, ServiceState, revision_numbers
 from phalanx.core.work.spec import JobSpec
 from phalanx.core.work.users import Action
 

@@ -32,7 +32,7 @@ from phalanx.core.work.dependency import (
 )
 from phalanx.core.work.job import Job
 from phalanx.core.work.launchers import find_launcher, single_node_launcher
-from phalanx.core.work.service_terms import ReplicaPosition
+from phalanx.core.work.services.service_terms import ReplicaPosition
 from phalanx.core.work.sign_in import PROVIDER
 from phalanx.core.work.spec import JobSpec, LaunchMode
 from phalanx.core.work.topology_constraint import fixed_to_one_node

@@ -12,7 +12,7 @@ from phalanx.core.access.rules import (
     decide,
 )
 from phalanx.core.ids import NodeId, ProjectId, TokenId, UserId
-from phalanx.core.work.request_limits import NO_REQUEST_LIMITS, RequestLimits
+from phalanx.core.work.services.request_limits import NO_REQUEST_LIMITS, RequestLimits
 from phalanx.core.work.users import (
     Action,
     Token,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from phalanx.core.work.service_use import ServiceUse, ServiceUseHour
+from phalanx.core.work.services.service_use import ServiceUse, ServiceUseHour
 from phalanx.core.work.usage_hour import UsageHour, UsageRow
 
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.units import format_duration, format_latency
-from phalanx.core.work.log_histogram import LogHistogram, class_of, merged, quantile
-from phalanx.core.work.scale_terms import ScaleTerms
-from phalanx.core.work.service_load import ServiceLoad
+from phalanx.core.work.services.log_histogram import LogHistogram, class_of, merged, quantile
+from phalanx.core.work.services.scale_terms import ScaleTerms
+from phalanx.core.work.services.service_load import ServiceLoad
 
 WINDOW_S: Final = 600.0
 ANSWERS_S: Final = 5.0  # answers of so many seconds are judged together

@@ -17,7 +17,7 @@ from phalanx.core.state.fast_replace import replace
 from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import Attempt, AttemptState, SleepPhase
 from phalanx.core.work.job import Job, JobState, WaitReasonCode
-from phalanx.core.work.service import NO_REVISION, Revision, Service, ServiceState, with_served
+from phalanx.core.work.services.service import NO_REVISION, Revision, Service, ServiceState, with_served
 
 SURGE: Final = 1  # replicas that a rollout starts beyond the wanted number
 ROOM_WAIT_S: Final = 15.0  # a new replica that waits this long for devices counts as having no room beside the old ones

@@ -10,7 +10,7 @@ from phalanx.core.work.allocation import Allocation
 from phalanx.core.work.dependency import ArrayPosition
 from phalanx.core.work.gang_topology import GangTopology
 from phalanx.core.work.job import PublishedCheckpoint
-from phalanx.core.work.service_terms import ReplicaPosition
+from phalanx.core.work.services.service_terms import ReplicaPosition
 from phalanx.core.work.spec import JobSpec
 
 

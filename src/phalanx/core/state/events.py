@@ -32,8 +32,8 @@ from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
 from phalanx.core.work.secret import Secret, SecretScope, secret_id
-from phalanx.core.work.service import Service
-from phalanx.core.work.service_use import ServiceUseHour
+from phalanx.core.work.services.service import Service
+from phalanx.core.work.services.service_use import ServiceUseHour
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.core.work.spec import JobSpec
 from phalanx.core.work.users import Identity, Token, User, UserRole

@@ -34,8 +34,8 @@ from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetentionPolicy
 from phalanx.core.work.secret import Secret
-from phalanx.core.work.service import Revision, Service
-from phalanx.core.work.service_use import GatewayMark, ServiceUseHour
+from phalanx.core.work.services.service import Revision, Service
+from phalanx.core.work.services.service_use import GatewayMark, ServiceUseHour
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.core.work.usage_hour import UsageHour, UsageMark
 from phalanx.core.work.users import Token, User

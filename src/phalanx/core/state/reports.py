@@ -27,7 +27,7 @@ from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.monthly_budget import BudgetWarning, MonthlyBudget
 from phalanx.core.work.pace import StepPace
 from phalanx.core.work.seats import Seat
-from phalanx.core.work.service_load import ServiceLoad
+from phalanx.core.work.services.service_load import ServiceLoad
 from phalanx.core.work.usage_hour import UsageHour, UsageMark
 from phalanx.core.work.waste_terms import WasteKind
 

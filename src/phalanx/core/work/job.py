@@ -11,7 +11,7 @@ from typing import Final
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKind
 from phalanx.core.work.pace import MeasuredPace
-from phalanx.core.work.service_terms import ReplicaPosition
+from phalanx.core.work.services.service_terms import ReplicaPosition
 from phalanx.core.work.spec import JobSpec
 
 NO_EPOCH: Final = Epoch(0)  # a job without an attempt

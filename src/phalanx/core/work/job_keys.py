@@ -19,7 +19,7 @@ from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.keys import KEY_KINDS
 from phalanx.core.work.notify import DEFAULT_EVENTS, NotifyTerms
 from phalanx.core.work.request import plain_command_words
-from phalanx.core.work.service_terms import READY_TCP, READY_WITHIN_DEFAULT_S, ServiceTerms
+from phalanx.core.work.services.service_terms import READY_TCP, READY_WITHIN_DEFAULT_S, ServiceTerms
 from phalanx.core.work.share import ShareKind
 from phalanx.core.work.software import Software
 from phalanx.core.work.spec import COLLECTIVE_TIMEOUT_DEFAULT_S, GRACE_DEFAULT_S, JobSpec, Role

@@ -15,7 +15,7 @@ from typing import Final
 from phalanx.core.ids import ProjectId, QueueId, UserId
 from phalanx.core.resources import GPUS, Resources
 from phalanx.core.work.monthly_budget import BudgetWarning, MonthlyBudget
-from phalanx.core.work.request_limits import NO_REQUEST_LIMITS, RequestLimits
+from phalanx.core.work.services.request_limits import NO_REQUEST_LIMITS, RequestLimits
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.waste_terms import ALARM_AFTER_S, IdleAction, IdlePolicy, WasteKind
 

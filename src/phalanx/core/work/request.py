@@ -36,7 +36,7 @@ from phalanx.core.work.requirements import NO_REQUIREMENTS, parse_requirements
 from phalanx.core.work.sbatch_scripts.het_components import read_components
 from phalanx.core.work.sbatch_scripts.sbatch_job import SLURM_KEYS
 from phalanx.core.work.secret import parse_secret_names
-from phalanx.core.work.service_terms import ServiceTerms, parse_service_terms
+from phalanx.core.work.services.service_terms import ServiceTerms, parse_service_terms
 from phalanx.core.work.software import NO_SOFTWARE, Software, parse_software
 from phalanx.core.work.spec import (
     COLLECTIVE_TIMEOUT_DEFAULT_S,

@@ -14,7 +14,7 @@ from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.notify import NotifyTerms
 from phalanx.core.work.requirements import NO_REQUIREMENTS
-from phalanx.core.work.service_terms import ServiceTerms
+from phalanx.core.work.services.service_terms import ServiceTerms
 from phalanx.core.work.software import NO_SOFTWARE, Software
 from phalanx.core.work.web_ports import WebPort
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from phalanx.core.ids import NodeId, ProjectId, TokenId, UserId
-from phalanx.core.work.request_limits import NO_REQUEST_LIMITS, RequestLimits
+from phalanx.core.work.services.request_limits import NO_REQUEST_LIMITS, RequestLimits
 
 
 class UserRole(enum.StrEnum):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from phalanx.core.work.service_terms import READY_TCP
+from phalanx.core.work.services.service_terms import READY_TCP
 from phalanx.node.logic.events import ReadinessProbed
 from phalanx.node.member.member_runtime import MemberRuntime
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from phalanx.core.work.service_terms import ServiceTerms
+from phalanx.core.work.services.service_terms import ServiceTerms
 from phalanx.node.logic.actions import CallSleepHook
 from phalanx.node.logic.events import SleepHookAnswered
 from phalanx.node.member.member_runtime import MemberRuntime

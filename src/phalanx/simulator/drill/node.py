@@ -11,7 +11,7 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.ids import SupervisorId
 from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.state.reports import MemberStopped, Report
-from phalanx.core.work.service_terms import ReplicaPosition
+from phalanx.core.work.services.service_terms import ReplicaPosition
 from phalanx.core.work.spec import JobSpec
 from phalanx.node.logic import actions
 from phalanx.node.logic.events import (

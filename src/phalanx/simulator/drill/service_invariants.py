@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phalanx.controller.service_reconciler import RECONCILER
+from phalanx.controller.services.service_reconciler import RECONCILER
 from phalanx.core.ids import JobId, ServiceId
 from phalanx.core.lifecycle.endpoints import ENDPOINT
 from phalanx.core.state.history import HistoryLine

@@ -18,8 +18,8 @@ from phalanx.core.state.events import (
 )
 from phalanx.core.state.records import SERVICES
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.core.work.service import Service, ServiceState
-from phalanx.core.work.service_terms import ServiceTerms
+from phalanx.core.work.services.service import Service, ServiceState
+from phalanx.core.work.services.service_terms import ServiceTerms
 from phalanx.core.work.spec import JobSpec, LaunchMode, Role
 from phalanx.node.logic.events import MemberKey
 from phalanx.simulator.drill.behaviour import CANARY_VALUE, JobBehaviour

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 from phalanx.core.lifecycle.load_scaling import LoadWindow
-from phalanx.core.work.log_histogram import class_of
-from phalanx.core.work.scale_terms import ScaleTerms
-from phalanx.core.work.service_load import ServiceLoad
+from phalanx.core.work.services.log_histogram import class_of
+from phalanx.core.work.services.scale_terms import ScaleTerms
+from phalanx.core.work.services.service_load import ServiceLoad
 from phalanx.simulator.serving.load_traces import Rate
 
 

@@ -7,9 +7,9 @@ from typing import Annotated, Final
 import msgspec
 
 from phalanx.core.ids import ServiceId
-from phalanx.core.work.log_histogram import CLASSES
-from phalanx.core.work.service_load import ServiceLoad
-from phalanx.core.work.service_use import ServiceUseHour
+from phalanx.core.work.services.log_histogram import CLASSES
+from phalanx.core.work.services.service_load import ServiceLoad
+from phalanx.core.work.services.service_use import ServiceUseHour
 
 SERVICES_MAX: Final = 10_000
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]

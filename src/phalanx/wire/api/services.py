@@ -8,8 +8,8 @@ import msgspec
 
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, ServiceId, UserId
 from phalanx.core.work.job import JobState
-from phalanx.core.work.revision_changes import KeyChange
-from phalanx.core.work.service import ServiceState
+from phalanx.core.work.services.revision_changes import KeyChange
+from phalanx.core.work.services.service import ServiceState
 from phalanx.wire.api.jobs import JobView
 
 

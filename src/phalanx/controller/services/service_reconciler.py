@@ -23,8 +23,8 @@ from phalanx.core.state.records import REVISIONS, SERVICES, Record
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import FIRST_GENERATION, Attempt, SleepPhase
 from phalanx.core.work.job import Job
-from phalanx.core.work.service import Revision, Service
-from phalanx.core.work.service_terms import ReplicaPosition
+from phalanx.core.work.services.service import Revision, Service
+from phalanx.core.work.services.service_terms import ReplicaPosition
 
 RECONCILER: Final = UserId("services")  # `by` of cancels that a service decides
 _FAILED_NODES: Final = 2  # newest nodes that failed a replica, which it avoids besides

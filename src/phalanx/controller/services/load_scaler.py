@@ -19,8 +19,8 @@ from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.records import REVISIONS, SERVICES
 from phalanx.core.state.reports import LoadObserved
 from phalanx.core.state.world import World
-from phalanx.core.work.service import Revision, Service
-from phalanx.core.work.service_load import ServiceLoad, sum_loads
+from phalanx.core.work.services.service import Revision, Service
+from phalanx.core.work.services.service_load import ServiceLoad, sum_loads
 
 LOAD: Final = UserId("load")  # `by` of what the load decides
 REPORT_LIVES_S: Final = 5.0  # a gateway that is silent for longer counts as dead

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from phalanx.core.work.log_histogram import LogHistogram, merged
+from phalanx.core.work.services.log_histogram import LogHistogram, merged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.ids import NodeId, ServiceId
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.keys import InvalidKey
-from phalanx.core.work.scale_terms import ScaleTerms, parse_scale_terms
+from phalanx.core.work.services.scale_terms import ScaleTerms, parse_scale_terms
 
 READY_TCP: Final = "tcp"  # ready once the port accepts a connection
 READY_WITHIN_DEFAULT_S: Final = 600.0  # loading a model of 100 GB from a network disk takes minutes

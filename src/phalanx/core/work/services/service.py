@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import ProjectId, QueueId, ServiceId, UserId
-from phalanx.core.work.service_terms import ServiceTerms
+from phalanx.core.work.services.service_terms import ServiceTerms
 from phalanx.core.work.spec import JobSpec
 
 NO_REVISION: Final = 0  # revisions count from 1

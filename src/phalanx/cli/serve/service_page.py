@@ -12,8 +12,8 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.core.units import format_duration, format_latency
 from phalanx.core.work.job import JobState
-from phalanx.core.work.revision_changes import KeyChange
-from phalanx.core.work.service import ServiceState
+from phalanx.core.work.services.revision_changes import KeyChange
+from phalanx.core.work.services.service import ServiceState
 from phalanx.wire.api.services import RevisionView, ServiceDetail, ServiceView, replica_state
 
 _REVISIONS_MAX: Final = 5  # newest ones

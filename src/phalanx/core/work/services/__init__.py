@@ -1,0 +1,1 @@
+"""Services: their terms, revisions, replicas, and the load and use that gateways report."""
