@@ -90,6 +90,7 @@ VALUES = {
     "notify": st.sampled_from(
         ["me@example.org", ["team-chat", "$CHAT_URL"], {"to": "a@b.example", "on": ["end", "failure"]}, {"to": ["x"]}]
     ),
+    "on_end": LINE | st.sampled_from([{"run": "a\nb"}, {"run": "a", "time": "1h"}]),
     "labels": st.dictionaries(
         st.from_regex(r"[a-z0-9]([a-z./-]{0,4}[a-z0-9])?", fullmatch=True), LINE | st.just(""), min_size=1
     )

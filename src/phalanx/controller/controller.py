@@ -15,6 +15,7 @@ from typing import Final
 
 from phalanx.controller import reports
 from phalanx.controller.data_staging import StagingKeeper
+from phalanx.controller.end_jobs import submit_end_jobs
 from phalanx.controller.idle_jobs import IdlePolicyKeeper
 from phalanx.controller.leases import (
     MARGIN_S,
@@ -195,11 +196,13 @@ class Controller:
             self.load_scaler.update(context)
             self._services.update(context)
             self._staging.update(context)
+            submit_end_jobs(context)
             context.settle_dependents()  # before the cycle, so that released jobs and new replicas can start in this step
             reconciled = len(context.change.records)
             wake_in_s = self._cycle(context)
             self._services.record(context.change.records[reconciled:])
-            if context.ended:  # by the cycle itself
+            if context.ended or context.ended_with_command:  # by the cycle itself
+                submit_end_jobs(context)
                 context.settle_dependents()
                 self.scheduler.stale, wake_in_s = True, 0.0
         except BaseException:

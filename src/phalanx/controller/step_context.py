@@ -80,6 +80,7 @@ class StepContext:
         audit_calls: what the head itself decides in this step, for the audit trail.
         lost: nodes whose lease ends with this step.
         ended: jobs that ended and whose dependents are not settled yet.
+        ended_with_command: jobs with `on_end` that ended after they were placed, and whose command is not submitted yet.
         renamed: names that live jobs gave up and whose dependents are not settled yet.
         failure_rate: the fleet's failure statistics, shared by all steps.
         feasibility_cache: shared by all steps.
@@ -95,6 +96,7 @@ class StepContext:
     audit_calls: list[AuditCall] = field(default_factory=list)
     lost: dict[NodeId, None] = field(default_factory=dict)
     ended: list[Job] = field(default_factory=list)
+    ended_with_command: list[Job] = field(default_factory=list)
     renamed: list[UserJobName] = field(default_factory=list)
     failure_rate: FleetFailureRate
     ages_s: Mapping[JobId, float] = field(default_factory=dict)
@@ -236,6 +238,8 @@ class StepContext:
             self.apply(outcome)
 
     def _note_ended_or_renamed(self, before: Job, job: Job) -> None:
+        if job.spec.on_end is not None and job.epoch and job.state is not before.state and job.state.terminal:
+            self.ended_with_command.append(job)
         relations = self.world.relations
         if not (relations.dependents or relations.singletons):
             return

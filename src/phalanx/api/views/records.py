@@ -162,6 +162,7 @@ def job_view(
         else [],
         links=_links(job) if show_all else [],
         notify=str(spec.notify or "") if show_all else "",
+        on_end=str(spec.on_end or "") if show_all else "",
         unmet=[str(one) for one in job.unmet_dependencies] if job.state is JobState.PENDING else [],
         begin_s=spec.begin_s,
         terms=constraint_texts(spec),

@@ -11,6 +11,7 @@ from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import WaitTimedOut
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState, code_beside
+from phalanx.core.work.on_end import END_NAME
 from phalanx.wire.api.jobs import JobView
 
 if TYPE_CHECKING:
@@ -67,7 +68,12 @@ def end_summary(job: JobView) -> str:
     by = f" by {job.cancelled_by}" if job.state is JobState.CANCELLED and job.cancelled_by else ""
     why = f": {job.detail}" if job.detail and (job.states or job.state is not JobState.CANCELLED or not by) else ""
     attempts = f" ({job.attempts} attempts)" if job.attempts > 1 else ""
-    return strip_control(f"{'array' if job.states else 'job'} {job.id} {word}{by}{code}{took}{attempts}{why}")
+    on_end = (
+        f"; its on_end command: phalanx logs {END_NAME}{job.id}"
+        if job.on_end and job.attempts and not job.states
+        else ""
+    )
+    return strip_control(f"{'array' if job.states else 'job'} {job.id} {word}{by}{code}{took}{attempts}{why}{on_end}")
 
 
 def exit_code(state: JobState, code: int | None) -> int:

@@ -468,6 +468,11 @@ _OPTIONS: Final = (
         metavar="EVENTS",
         help="Of which events: start,end,failure,stall,idle,requeue; all but requeue by default.",
     ),
+    click.option(
+        "--on-end",
+        metavar="COMMAND",
+        help="Shell command that runs after the job has ended, in a job without GPUs; PHALANX_ENDED_STATE says how.",
+    ),
     click.option("-t", "--time", type=DURATION, metavar="TIME", help="Time limit: 90m, 2h, HH:MM:SS, D-HH:MM:SS."),
     click.option(
         "--idle", type=DURATION, metavar="TIME", help="Park it after so long without work and without a client: 1h."

@@ -202,6 +202,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
         "ports": "  ".join(f"{one.name} {one.url}".strip() for one in job.web_ports),
         "links": "  ".join(f"{one.name} {one.url}" for one in job.links),
         "notify": job.notify,
+        "on_end": job.on_end,
         "labels": " ".join(f"{name}={value}" for name, value in job.labels.items()),
     }
     return [

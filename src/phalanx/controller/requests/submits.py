@@ -113,6 +113,12 @@ def put_replica(context: StepContext, request: SubmitJob, replica: ReplicaPositi
     return _put_one(context, request, request.spec, (JobId(str(seq)), seq, None), ((), ""), replica)
 
 
+def put_end_job(context: StepContext, request: SubmitJob) -> Job:
+    """Create a job that runs the `on_end` command of one that has ended (`controller.end_jobs`)."""
+    seq = context.change.new_job_seq()
+    return _put_one(context, request, request.spec, (JobId(str(seq)), seq, None), ((), ""))
+
+
 def put_staging_job(context: StepContext, request: SubmitJob, nodes: tuple[NodeId, ...]) -> Job:
     """Create a job that only copies data to these nodes, for jobs that wait (`controller.data_staging`)."""
     seq = context.change.new_job_seq()

@@ -18,6 +18,7 @@ from phalanx.core.work.data_sources import DataMode
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.keys import KEY_KINDS
 from phalanx.core.work.notify import DEFAULT_EVENTS, NotifyTerms
+from phalanx.core.work.on_end import ON_END_LIMIT_S, OnEnd
 from phalanx.core.work.request import plain_command_words
 from phalanx.core.work.services.service_terms import READY_TCP, READY_WITHIN_DEFAULT_S, ServiceTerms
 from phalanx.core.work.share import ShareKind
@@ -60,6 +61,7 @@ def _keys(spec: JobSpec, now_s: float) -> Iterator[tuple[str, object]]:
         yield key, dict(getattr(spec, key))
     yield "secrets", list(spec.secrets)
     yield "notify", _notify(spec.notify)
+    yield "on_end", _on_end(spec.on_end)
     yield "ports", _ports(spec.ports)
     yield (
         "data",
@@ -113,6 +115,12 @@ def _notify(terms: NotifyTerms | None) -> dict[str, list[str]]:
     if terms is None:
         return {}
     return {"to": list(terms.to)} | ({} if terms.on == DEFAULT_EVENTS else {"on": [event.value for event in terms.on]})
+
+
+def _on_end(command: OnEnd | None) -> str | dict[str, str]:
+    if command is None or command.time_limit_s == ON_END_LIMIT_S:
+        return "" if command is None else command.script
+    return {"run": command.script, "time": exact_duration(command.time_limit_s)}
 
 
 def _memory_text(size: int) -> str:

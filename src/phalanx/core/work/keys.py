@@ -55,6 +55,7 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "secrets": ValueKind.LIST,
     "ports": ValueKind.LIST_OR_MAPPING,
     "notify": ValueKind.LIST_OR_MAPPING,
+    "on_end": ValueKind.TEXT_OR_MAPPING,
     "labels": ValueKind.TABLE,
     "depends_on": ValueKind.LIST,
     "array": ValueKind.TEXT,
@@ -115,6 +116,7 @@ _SYNONYMS: Final = {
     "ready": ("readiness", "readiness_probe", "health"),
     "ports": ("expose", "web_ports"),
     "notify": ("email", "mail", "mail_user", "notifications", "on_failure"),
+    "on_end": ("epilog", "epilogue", "on_exit", "post_exec", "teardown"),
     "resources": ("extras", "licences", "licenses", "scratch", "tmp"),
 }
 KEY_OF_SYNONYM: Final[Mapping[str, str]] = {

@@ -31,6 +31,7 @@ from phalanx.core.work.gpus import (
 from phalanx.core.work.keys import InvalidKey, check_key
 from phalanx.core.work.launchers import MPI_LAUNCHERS, count_logical_lines, find_launcher, split_commands
 from phalanx.core.work.notify import parse_notify
+from phalanx.core.work.on_end import ENDED_VARIABLES, parse_on_end
 from phalanx.core.work.plan_key import parse_plan, with_gpus_for_plan
 from phalanx.core.work.requirements import NO_REQUIREMENTS, parse_requirements
 from phalanx.core.work.sbatch_scripts.het_components import read_components
@@ -180,6 +181,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         secrets=_secrets(given),
         ports=_read(given, "ports", parse_web_ports, ()),
         notify=_read(given, "notify", parse_notify, None),
+        on_end=_read(given, "on_end", parse_on_end, None),
         setup=_text(given, "setup"),
         requirements=listed or _read(given, "requirements", parse_requirements, ""),
         software=software,
@@ -481,7 +483,8 @@ def _env(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
                 key="env",
                 hint="letters, digits and _, not beginning with a digit",
             )
-        if name in _SET_BY_PHALANX or (name.startswith("PHALANX_") and name not in _OURS_TO_SET):
+        ours = name.startswith("PHALANX_") and name not in _OURS_TO_SET and not name.startswith(ENDED_VARIABLES)
+        if name in _SET_BY_PHALANX or ours:
             raise InvalidKey(
                 f"env: {name} is set by Phalanx for every task", key="env", hint="remove it, or use another name"
             )
@@ -648,6 +651,7 @@ def _bounded(spec: JobSpec) -> None:
         *(("run", word) for word in spec.role.argv),
         ("run", spec.role.script),
         ("setup", spec.setup),
+        ("on_end", "" if spec.on_end is None else spec.on_end.script),
         ("workdir", spec.workdir),
         *(("env", f"{name}={value}") for name, value in spec.env),
         ("checkpoint", spec.checkpoint),

@@ -13,6 +13,7 @@ from phalanx.core.work.data_sources import DataMode
 from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.notify import NotifyTerms
+from phalanx.core.work.on_end import OnEnd
 from phalanx.core.work.requirements import NO_REQUIREMENTS
 from phalanx.core.work.services.service_terms import ServiceTerms
 from phalanx.core.work.software import NO_SOFTWARE, Software
@@ -110,6 +111,7 @@ class JobSpec:
         secrets: names of secrets, whose values the tasks get as variables of these names (`core.work.secret`).
         ports: on which its programs serve web pages.
         notify: the targets and events of its messages; None for no messages.
+        on_end: the command that runs, without GPUs, after it has ended; None for none.
         setup: shell text run once per node before the tasks.
         requirements: file of the working directory that lists Python packages, "none", or "" for the default of a copy.
         software: the environment of its nodes that its processes run in.
@@ -146,6 +148,7 @@ class JobSpec:
     secrets: tuple[str, ...] = ()
     ports: tuple[WebPort, ...] = ()
     notify: NotifyTerms | None = None
+    on_end: OnEnd | None = None
     setup: str = ""
     requirements: str = ""
     software: Software = NO_SOFTWARE

@@ -19,6 +19,7 @@ from phalanx.core.work.data_sources import data_variable
 from phalanx.core.work.gang_topology import gang_topology_to_json
 from phalanx.core.work.launchers import slots_on_node
 from phalanx.core.work.layouts.layout import layout_to_json
+from phalanx.core.work.on_end import ENDED_VARIABLES
 from phalanx.core.work.plan_key import planned_layout
 from phalanx.core.work.secret import SECRETS_VARIABLE
 from phalanx.core.work.share import MILLI_PER_DEVICE
@@ -175,7 +176,8 @@ def is_set_by_phalanx(name: str) -> bool:
 
 
 def _is_overridden(name: str, ours: Mapping[str, str]) -> bool:
-    return name in ours or (name.startswith(_RESERVED) and name not in CLIENT_VARIABLES)
+    given = name in CLIENT_VARIABLES or name.startswith(ENDED_VARIABLES)
+    return name in ours or (name.startswith(_RESERVED) and not given)
 
 
 def _fixed(

@@ -197,6 +197,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     web_ports: list[WebPortView] = []
     links: list[JobLinkView] = []
     notify: str = ""
+    on_end: str = ""
     ready: bool = False
     sleep: str = ""
     sleep_why: str = ""
@@ -329,6 +330,7 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     idle: str | float | None = None
     terminal: bool | None = None
     notify: str | list[str] | dict[str, str | list[str]] | None = None
+    on_end: str | dict[str, str] | None = None
     setup: str | None = None
     requirements: str | None = None
     software: dict[str, Any] | None = None

@@ -38,6 +38,7 @@ _KEYS_OF_JOBS: Final = (
     "warm",
     "plan",
     "notify",
+    "on_end",
 )
 _KEYS_OF_SERVICES: Final = ("replicas", "port", "ready", "ready_within", "sleep", "wake", "scale")
 
