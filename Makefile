@@ -29,7 +29,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools ide-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools ray s3-tools vllm-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools ide-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools ray s3-tools vllm-tools kubernetes-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -248,6 +248,13 @@ ide-tools: browser-tools
 	  && (cd extensions && npm install --silent --ignore-scripts --omit=dev) \
 	  && mkdir -p node_modules/@vscode/ripgrep/bin && ln -sf "$$(command -v rg)" node_modules/@vscode/ripgrep/bin/rg \
 	  && touch ../../../../ready ) || echo "code-server could not be built: its test is skipped." >&2
+
+# A real Kubernetes 1.20.2, built once from Debian's source package (some 8 minutes of CPU, 2 GB while it builds) into a folder of its own.
+KUBERNETES_TOOLS = $${XDG_CACHE_HOME:-$$HOME/.cache}/phalanx/kubernetes-1.20.2
+kubernetes-tools: ## etcd, API server, scheduler, controllers of Kubernetes 1.20.2, for its tests (root on Debian; builds them once)
+	@[ -e "$(KUBERNETES_TOOLS)/ready" ] && exit 0; \
+	if [ "$$(id -u)" = 0 ] && . /etc/os-release && [ "$$ID$$VERSION_ID" = debian12 ]; then tests/kubernetes/build.sh "$(KUBERNETES_TOOLS)"; \
+	else echo "Kubernetes is built by root on Debian 12 only: what needs it is skipped." >&2; fi
 
 lab-slurm: lab-tools slurm-tools $(READY) ## the same with Slurm's daemons on every host
 	@$(BIN)/python -m tests.lab show >/dev/null 2>&1 || $(BIN)/python -m tests.lab up $(ARGS)

@@ -109,6 +109,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/contract/test_backups.py::test_a_slow_disk_between_two_statements_ends_neither_a_backup_nor_a_restore",
     "tests/contract/test_dashboard_browser.py",
     "tests/contract/test_dashboard_types.py",
+    "tests/contract/test_kubernetes_tools.py",
     "tests/dashboard/",
     "tests/contract/test_programs_browser.py",
     "tests/contract/test_provider_browser.py",
@@ -385,6 +386,12 @@ SHARDS: tuple[Shard, ...] = (
         tests=("tests/contract/test_vllm.py", "tests/e2e/test_vllm_gateway.py"),
         sources=("gateway",),
         needs=("vllm-tools",),
+    ),
+    Shard(
+        title="Kubernetes itself: API server, scheduler and controllers, with nodes of the tests",
+        tests=("tests/contract/test_kubernetes_tools.py",),
+        sources=("engines", "ports"),
+        needs=("kubernetes-tools",),
     ),
     Shard(
         title="MPI, and the examples of other frameworks",

@@ -1,0 +1,72 @@
+"""First process of a container of the stand-in kubelet: gives it its own root folder and volumes, then becomes its command.
+
+    python -I -S pod_init.py '{"root": "/...", "argv": [...], ...}'      started by `kubelet.py` under `unshare`, never by hand
+
+The root is an overlay of the host's: the command sees all files of the host, and what it writes is gone with the pod.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import stat
+import sys
+
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC = 1, 32, 0x1000, 0x4000  # <linux/mount.h>
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Set up what the one argument says, and exec."""
+    plan = json.loads(sys.argv[1])
+    root = plan["root"]
+    for part in ("upper", "work", "merged"):
+        os.makedirs(f"{root}/{part}", exist_ok=True)
+    merged = f"{root}/merged"
+    _mount("overlay", merged, "overlay", data=f"lowerdir=/,upperdir={root}/upper,workdir={root}/work")
+    for path in ("/dev", "/sys", *plan["shared"]):
+        os.makedirs(merged + path, exist_ok=True)
+        _mount(path, merged + path, "", flags=MS_BIND | MS_REC)
+    _mount("proc", f"{merged}/proc", "proc")
+    for volume in plan["mounts"]:
+        _mount_volume(merged, volume)
+    if plan["read_only"]:
+        _mount("", merged, "", flags=MS_REMOUNT | MS_RDONLY)
+    os.chroot(merged)
+    os.chdir(plan["folder"] or "/")
+    if plan["group"] is not None:
+        os.setgroups(plan["groups"])
+        os.setgid(plan["group"])
+    if plan["user"] is not None:
+        os.setuid(plan["user"])
+    os.umask(0o022)
+    try:
+        os.execvpe(plan["argv"][0], plan["argv"], plan["env"])
+    except OSError as error:
+        os.write(2, f"exec {plan['argv'][0]}: {error.strerror}\n".encode())
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _mount_volume(merged: str, volume: dict[str, str]) -> None:
+    source, target = volume["source"], merged + volume["path"]
+    if stat.S_ISDIR(os.stat(source).st_mode):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "ab"):
+            pass
+    _mount(source, target, "", flags=MS_BIND | MS_REC)
+    if volume["read_only"]:
+        _mount("", target, "", flags=MS_REMOUNT | MS_BIND | MS_RDONLY)
+
+
+def _mount(source: str, path: str, kind: str, *, flags: int = 0, data: str = "") -> None:
+    done = _LIBC.mount(source.encode() or None, path.encode(), kind.encode() or None, flags, data.encode() or None)
+    if done:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mount {kind or source} on {path}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main()
