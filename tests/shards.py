@@ -106,6 +106,7 @@ SAMPLES: tuple[Sample, ...] = (
 
 # These are campaigns as a whole: their subjects have smaller tests in `make test`.
 CAMPAIGNS: tuple[str, ...] = (
+    "tests/contract/test_kubernetes_faults.py",
     "tests/contract/test_backups.py::test_a_slow_disk_between_two_statements_ends_neither_a_backup_nor_a_restore",
     "tests/contract/test_dashboard_browser.py",
     "tests/contract/test_dashboard_types.py",
@@ -517,6 +518,11 @@ SHARDS: tuple[Shard, ...] = (
         needs=("slurm-tools", "redis-tools", "ray"),
     ),
     Shard(
+        title="the Kubernetes API: the client under faults, and the same contract on the fake and on a real server",
+        tests=("tests/contract/test_kubernetes_api.py", "tests/contract/test_kubernetes_faults.py"),
+        sources=("engines/kubernetes",),
+    ),
+    Shard(
         title="lab: hosts that share no directory",
         tests=(
             "tests/e2e/test_lab.py",
@@ -574,6 +580,10 @@ SHARDS: tuple[Shard, ...] = (
 )
 
 
+# Cases of parametrized tests: the prefix of their node ids, and a word in them.
+CAMPAIGN_CASES: tuple[tuple[str, str], ...] = (("tests/contract/test_kubernetes_api.py::", "[real]"),)
+
+
 def spread(count: int, keep: int) -> set[int]:
     """`keep` places out of `count`, evenly apart, first and last among them."""
     if keep >= count:
@@ -586,6 +596,7 @@ def spread(count: int, keep: int) -> set[int]:
 def left_out(node_ids: Sequence[str]) -> set[str]:
     """Which of these tests `make test` leaves to `make prove`."""
     chosen = {node for node in node_ids if node.startswith(CAMPAIGNS)}
+    chosen |= {node for node in node_ids for prefix, word in CAMPAIGN_CASES if node.startswith(prefix) and word in node}
     for sample in SAMPLES:
         family = [node for node in node_ids if node.startswith(sample.tests) and node not in chosen]
         kept = spread(len(family), sample.keep)

@@ -24,7 +24,6 @@ SOURCE = ROOT / "src" / "phalanx"
 EXTRAS = {
     "torch": "torch",
     "ray": "engines/ray",
-    "kubernetes_asyncio": "engines/kubernetes",
     "psycopg": "store",
     "authlib": "providers/identity",
     "joserfc": "providers/identity",
