@@ -6,13 +6,10 @@ Each is a `benchmarks.cluster.BenchmarkCluster` whose head is on host h0. Its la
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import queue
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +24,6 @@ PHALANX: Final = [os.path.join(os.path.dirname(sys.executable), "phalanx")]
 HOME: Final = "/home/lab/.phalanx"
 WORKDIR: Final = "/var/tmp"  # exists on every host; not shared
 JOIN_S: Final = 90.0  # time-out; Ray takes 5 to 10 s
-_CLONE_NEWNET: Final = 0x40000000
 _RAY: Final = ("ray::", "raylet", "gcs_server", "/ray/")
 
 
@@ -83,27 +79,8 @@ class LabCluster(BenchmarkCluster):
         return {node["id"] for node in self.nodes() if node["state"] == "up"}
 
     def connect(self) -> socket.socket:
-        """Connect to loopback of h0: a thread enters the network namespace of that host; all threads can use the connection."""
-        made: queue.SimpleQueue[socket.socket | OSError] = queue.SimpleQueue()
-        thread = threading.Thread(target=self._reach, args=(made,))
-        thread.start()
-        thread.join()
-        found = made.get()
-        if isinstance(found, OSError):
-            raise found
-        return found
-
-    def _reach(self, made: queue.SimpleQueue[socket.socket | OSError]) -> None:
-        try:
-            descriptor = os.open(f"/proc/{self.lab.host('h0').pid}/ns/net", os.O_RDONLY)
-            try:
-                if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), "setns")
-            finally:
-                os.close(descriptor)
-            made.put(socket.create_connection(("127.0.0.1", self.port), timeout=30))
-        except OSError as error:
-            made.put(error)
+        """Connect to loopback of h0."""
+        return self.lab.inside("h0", super().connect)
 
     def on_head_host(self, argv: list[str]) -> list[str]:
         """See `Cluster`."""

@@ -1,11 +1,15 @@
 """The real Kubernetes and the stand-in kubelet do what tests of the engine rely on."""
 
+import glob
 import json
+import os
 
 import pytest
 
 from benchmarks.cluster import wait_until
 from tests.kubernetes.real_cluster import RealCluster, why_not
+from tests.lab.lab import Lab
+from tests.lab.needs import why_not as why_no_lab
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(300), pytest.mark.skipif(bool(why_not()), reason=why_not())]
 PODS = "/api/v1/namespaces/default/pods"
@@ -204,3 +208,26 @@ def test_a_dead_node_is_found_by_the_controllers_and_its_pods_fail_when_it_is_ba
     cluster.start_node("n1", 8)
     wait_until(lambda: ready("n1") == "True", "it is back", limit_s=60)
     assert ended(cluster, "lost")["phase"] == "Failed"
+
+
+@pytest.mark.root
+def test_a_cut_cable_of_a_node_in_the_lab_is_seen_by_the_controllers_and_stops_no_pod():
+    if why_no_lab():
+        pytest.skip(why_no_lab())
+    with Lab(size=3, gpus=0) as lab, RealCluster(nodes={"h1": 8, "h2": 8}, lab=lab) as cluster:
+        create(cluster, pod("far", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.1; done", nodeName="h2"))
+        wait_until(lambda: status(cluster, "far")["phase"] == "Running", "it runs", limit_s=60)
+        assert status(cluster, "far")["hostIP"] == lab.host("h2").address
+        lab.cut("h2")
+
+        def ready():
+            _, node = cluster.get("/api/v1/nodes/h2")
+            return next(one["status"] for one in node["status"]["conditions"] if one["type"] == "Ready")
+
+        wait_until(lambda: ready() == "Unknown", "the node controller saw it", limit_s=120)
+        (log,) = glob.glob(f"{cluster.folder}/nodes/h2/logs/*/main.log")
+        size = os.path.getsize(log)
+        wait_until(lambda: os.path.getsize(log) > size, "its pod goes on")
+        lab.mend("h2")
+        wait_until(lambda: ready() == "True", "it is back", limit_s=120)
+        assert status(cluster, "far")["containerStatuses"][0]["restartCount"] == 0

@@ -3,7 +3,8 @@
     with RealCluster(nodes={"n0": 8, "n1": 8}) as cluster:
         cluster.kubectl("get", "nodes")
 
-Everything is in one folder and on loopback, and ends with this process. `make kubernetes-tools` builds the programs.
+Everything is in one folder and on loopback, and ends with this process. In a lab, the servers run on its host h0 and each node on the host
+of its name, so that cables can be cut. `make kubernetes-tools` builds the programs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from benchmarks.cluster import ROOT, free_port, wait_until
+from tests.lab.lab import Lab
 
 VERSION: Final = "1.20.2"
 TOOLS: Final = os.path.join(
@@ -53,11 +55,13 @@ class RealCluster:
     Attributes:
         nodes: the GPUs of each node by its name; nodes can be added later (`start_node`).
         shared: folders of this machine that all pods share.
+        lab: of which h0 and the hosts that are named as the nodes are used; None: this machine's loopback.
         folder: of its files; made and removed by the context.
     """
 
     nodes: Mapping[str, int] = field(default_factory=dict)
     shared: Sequence[str] = (ROOT,)
+    lab: Lab | None = None
     folder: str = ""
     port: int = 0
     _etcd_port: int = 0
@@ -65,7 +69,7 @@ class RealCluster:
     _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        self.folder = tempfile.mkdtemp(prefix="phalanx-kubernetes-")
+        self.folder = tempfile.mkdtemp(prefix="run-", dir=TOOLS)  # hosts of a lab see it, unlike /tmp
         try:
             self._prepare()
             self.start_etcd()
@@ -91,6 +95,11 @@ class RealCluster:
             self._kill(name)
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    @property
+    def address(self) -> str:
+        """Of the API server."""
+        return self.lab.host("h0").address if self.lab else HOST
+
     def kubeconfig(self, user: str = "admin", namespace: str = "default") -> str:
         """The path of a kubeconfig for a user: admin may do all, ada and bob nothing until a role is bound to them."""
         with open(os.path.join(self.folder, "api", "apiserver.crt"), "rb") as file:
@@ -102,7 +111,7 @@ class RealCluster:
             "clusters": [
                 {
                     "name": "here",
-                    "cluster": {"server": f"https://{HOST}:{self.port}", "certificate-authority-data": trust},
+                    "cluster": {"server": f"https://{self.address}:{self.port}", "certificate-authority-data": trust},
                 }
             ],
             "users": [{"name": user, "user": {"token": self._tokens[user]}}],
@@ -126,15 +135,20 @@ class RealCluster:
             f"--cache-dir={self.folder}/kubectl",
             *words,
         ]
-        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            self._on("h0", argv), input=stdin, capture_output=True, text=True, timeout=120, check=False
+        )
         if check and done.returncode:
             raise RuntimeError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
         return done.stdout + (done.stderr if not check else "")
 
     def get(self, path: str) -> tuple[int, Any]:
-        """The status and the answer of a GET as admin."""
+        """The status and the answer of a GET as admin; 0 if the server is away."""
+        return self.lab.inside("h0", lambda: self._get(path)) if self.lab else self._get(path)
+
+    def _get(self, path: str) -> tuple[int, Any]:
         request = urllib.request.Request(
-            f"https://{HOST}:{self.port}{path}", headers={"Authorization": f"Bearer {self._tokens['admin']}"}
+            f"https://{self.address}:{self.port}{path}", headers={"Authorization": f"Bearer {self._tokens['admin']}"}
         )
         try:
             context = ssl.create_default_context(cafile=os.path.join(self.folder, "api", "apiserver.crt"))
@@ -149,8 +163,8 @@ class RealCluster:
         """Start the API server and wait until it answers."""
         flags = {
             "etcd-servers": f"http://{HOST}:{self._etcd_port}",
-            "bind-address": HOST,
-            "advertise-address": "192.0.2.1",
+            "bind-address": self.address,
+            "advertise-address": self.address if self.lab else "192.0.2.1",
             "secure-port": str(self.port),
             "cert-dir": os.path.join(self.folder, "api"),
             "token-auth-file": os.path.join(self.folder, "tokens.csv"),
@@ -203,6 +217,8 @@ class RealCluster:
             sys.executable,
             "-m",
             "tests.kubernetes.kubelet",
+            "--address",
+            self.lab.host(name).address if self.lab else HOST,
             "--kubeconfig",
             self.kubeconfig("kubelet"),
             "--name",
@@ -220,7 +236,7 @@ class RealCluster:
             "--key",
             os.path.join(self.folder, "api", "apiserver.key"),
         ]
-        self._start(f"node-{name}", argv, cwd=ROOT)
+        self._start(f"node-{name}", argv, host=name)
 
     def kill_node(self, name: str) -> None:
         """End a node as a power cut does: all processes of its pods at once, and nothing is reported."""
@@ -265,12 +281,14 @@ class RealCluster:
     def _program(self, name: str) -> str:
         return os.path.join(TOOLS, "bin", name)
 
-    def _start(self, name: str, argv: Sequence[str], **options: Any) -> None:
+    def _on(self, host: str, argv: Sequence[str]) -> list[str]:
+        return self.lab.command(host, argv) if self.lab else list(argv)
+
+    def _start(self, name: str, argv: Sequence[str], *, host: str = "h0") -> None:
         with open(os.path.join(self.folder, f"{name}.log"), "ab") as log:
-            under = ["setpriv", "--pdeathsig", "KILL", "--"]
-            self._running[name] = subprocess.Popen(
-                [*under, *argv], stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options
-            )
+            command = ["setpriv", "--pdeathsig", "KILL", "--", *self._on(host, argv)]
+            nothing = subprocess.DEVNULL
+            self._running[name] = subprocess.Popen(command, stdin=nothing, stdout=log, stderr=log, cwd=ROOT)
 
     def _kill(self, name: str) -> None:
         process = self._running.pop(name, None)
@@ -288,5 +306,9 @@ class RealCluster:
 
     def _etcd(self, path: str, body: Mapping[str, Any]) -> Any:
         request = urllib.request.Request(f"http://{HOST}:{self._etcd_port}{path}", data=json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=10) as reply:
-            return json.load(reply)
+
+        def ask() -> Any:
+            with urllib.request.urlopen(request, timeout=10) as reply:
+                return json.load(reply)
+
+        return self.lab.inside("h0", ask) if self.lab else ask()

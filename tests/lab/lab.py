@@ -7,18 +7,20 @@ every namespace, cable, mount and file. Two labs side by side know nothing of ea
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from json import dumps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self, TypeVar
 
 from tests.lab.needs import why_not
 from tests.lab.network import HOSTS_MAX, address, cable_lines, drop_rules, port_lines, shape_command, switch_lines
@@ -26,6 +28,8 @@ from tests.lab.network import HOSTS_MAX, address, cable_lines, drop_rules, port_
 ROOT = Path(__file__).resolve().parents[2]
 INIT = Path(__file__).with_name("init.py")
 COVERED = ("/tmp", "/run", "/home", "/var/tmp", "/dev")  # what `init.py` gives each host of its own
+CLONE_NEWNET: Final = 0x40000000  # <linux/sched.h>
+T = TypeVar("T")
 READY_S = 20.0
 """A guard: a host is ready in 0.1 s here."""
 
@@ -253,6 +257,18 @@ class Lab:
             raise RuntimeError(f"{name}: {' '.join(argv)} ended with {done.returncode}: {done.stderr.strip()}")
         return done.stdout
 
+    def inside(self, name: str, ask: Callable[[], T]) -> T:
+        """Call something in a thread whose network is that of the host. Sockets that it makes can be used by all threads.
+
+        Raises:
+            RuntimeError: the host is dead.
+        """
+        pid = self.host(name).pid
+        if not pid:
+            raise RuntimeError(f"host {name} is dead: restart it first")
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_in_network, pid, ask).result()
+
     def processes(self, name: str) -> list[int]:
         """Outer pids of all that run inside the host: those that share its PID namespace."""
         pid = self.host(name).pid
@@ -288,6 +304,17 @@ class Lab:
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=READY_S, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(argv)} {stdin!r} failed: {done.stderr.strip()}")
+
+
+def _in_network(pid: int, ask: Callable[[], T]) -> T:
+    """Only in a thread that ends afterwards: it cannot come back."""
+    descriptor = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(descriptor, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+    finally:
+        os.close(descriptor)
+    return ask()
 
 
 def _shown() -> list[str]:
