@@ -7,6 +7,7 @@ import http.client
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -86,6 +87,45 @@ class FaultyStore:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class BreakingLink:
+    """A TCP proxy before a server. Of the next `breaks` connections each is reset after `bytes_each` bytes from the client."""
+
+    def __init__(self, port: int) -> None:
+        self.breaks, self.bytes_each, self.broken = 0, 0, 0
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._target)) as server:
+            threading.Thread(target=self._copy, args=(server, client), daemon=True).start()
+            passed = 0
+            while data := client.recv(1 << 16):
+                server.sendall(data)
+                passed += len(data)
+                if self.breaks > 0 and passed > self.bytes_each:
+                    self.breaks, self.broken = self.breaks - 1, self.broken + 1
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    break
+        client.close()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        self._listener.close()
 
 
 @contextlib.contextmanager

@@ -134,7 +134,7 @@ def test_an_upload_that_is_killed_goes_on_and_the_earlier_checkpoint_is_used_mea
         pid
         for node in ("n0", "n1", "n2")
         for pid in head.node_pids(node)
-        if "phalanx.node.data.checkpoint_objects_main" in command_words(pid)
+        if "phalanx.node.data.job_objects_main" in command_words(pid)
     ]
     assert pids
     for pid in pids:

@@ -79,6 +79,7 @@ VALUES = {
     "terminal": st.booleans(),
     "retry": st.integers(0, 100),
     "checkpoint": st.sampled_from(["/nfs/c", "c", "file:///x"]),
+    "outputs": st.sampled_from(["s3://b/c", "gs://b", "az://b/c/d/"]),
     "warm": st.booleans(),
     "hold": st.booleans(),
     "allow_never": st.booleans(),

@@ -9,7 +9,8 @@ import tarfile
 import pytest
 
 from phalanx.cli.jobs.download_journal import JOURNAL, DownloadJournal
-from phalanx.cli.jobs.get import ArchiveExtractor, ProgressReader
+from phalanx.cli.jobs.get import ArchiveExtractor
+from phalanx.cli.jobs.transfer_progress import ProgressReader
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadFile
 

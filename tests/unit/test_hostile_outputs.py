@@ -8,7 +8,8 @@ import tarfile
 
 import pytest
 
-from phalanx.cli.jobs.get import ArchiveExtractor, ProgressReader
+from phalanx.cli.jobs.get import ArchiveExtractor
+from phalanx.cli.jobs.transfer_progress import ProgressReader
 from phalanx.core.errors import BadFile
 from tests.unit.test_hostile_uploads import OUTSIDE, member, raw
 

@@ -36,7 +36,7 @@ def submit_end_jobs(context: StepContext) -> None:
 def _spec(context: StepContext, job: Job, command: OnEnd) -> JobSpec:
     """What the job's own processes had, but no GPUs, no data and no setup: a setup that failed would also fail here."""
     spec = job.spec
-    output_dir = f"{context.settings.output_root}/{job.folder}"
+    output_dir = f"{spec.outputs or context.settings.output_root}/{job.folder}"
     return JobSpec(
         name=f"{END_NAME}{job.id}",
         role=Role(script=command.script, gpus=GpuRequest(total=0, nodes=1), launch=LaunchMode.FIXED, tasks_per_node=1),

@@ -65,6 +65,11 @@ async def archive_files(
 def _folder(request: Request, job_id: JobId) -> str:
     services = runtime_of(request).services
     job = authorize_job(services.store, caller_of(request), Action.VIEW_OUTPUT, job_id)
+    if job.spec.outputs:
+        raise NotFound(
+            f"the outputs of job {job_id} are in {job.spec.outputs}/{job.folder}",
+            hint="read them there, with the credentials of the store",
+        )
     folder = os.path.join(services.output_root, job.folder)
     if job.state.terminal and not os.path.isdir(folder):
         note = removal_note(services.store, job_id, RetainedFiles.OUTPUTS)

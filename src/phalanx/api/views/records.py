@@ -146,7 +146,7 @@ def job_view(
         utilization=utilization if live else None,
         command=spec.command_line if show_all else "",
         workdir=spec.workdir if show_all else "",
-        output_dir=f"{output_root}/{job.folder}" if show_all else "",
+        output_dir=f"{job.spec.outputs or output_root}/{job.folder}" if show_all else "",
         held=job.held,
         parked_s=job.parked_s,
         time_limit_s=spec.time_limit_s,

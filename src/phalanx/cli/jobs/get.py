@@ -6,7 +6,6 @@ import hashlib
 import os
 import shlex
 import stat
-import sys
 import tarfile
 import threading
 import time
@@ -15,15 +14,15 @@ from typing import IO, TYPE_CHECKING, Final
 
 import click
 
-from phalanx.cli.cells import bar, percent
 from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
 from phalanx.cli.jobs.download_journal import JOURNAL, DownloadJournal
 from phalanx.cli.jobs.job_lookup import resolve_job
-from phalanx.cli.terminal import Terminal, strip_control, terminal, truncate
+from phalanx.cli.jobs.transfer_progress import ProgressReader
+from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadFile, NotFound, PhalanxError, Unreachable
-from phalanx.core.units import format_bytes, format_duration
+from phalanx.core.units import format_bytes
 from phalanx.core.work.array import parse_array
 from phalanx.core.work.job import JobState
 from phalanx.wire.api.output import ARCHIVE_OFFSET, ARCHIVE_SHA256
@@ -33,11 +32,9 @@ if TYPE_CHECKING:
     from phalanx.wire.api.jobs import JobView
 
 _CHUNK_BYTES: Final = 1 << 20
-_BAR: Final = 20  # columns
 PART: Final = ".part"  # end of the name of a file that is not complete
 _FAILURES_MAX: Final = 5  # broken downloads one after the other that brought nothing
 _PAUSE_S: Final = 1.0
-_PROGRESS_AFTER_S: Final = 0.7  # short downloads print no progress
 
 
 @click.command()
@@ -61,12 +58,12 @@ def get(job: str, dest: str | None, path: str) -> None:
         label = f"element {place} of {len(elements)}: " if found.states else ""
         target = os.path.join(folder, element) if found.states else folder
         try:
-            fetched = _fetch(head, found, element, path, target, label=label)
+            fetched = _fetch_outputs(head, found, element, path, target, label=label)
         except NotFound:
             if not found.states:  # not every element has that file, or any
                 raise
             continue
-        files, size = files + fetched.files, size + fetched.bytes
+        files, size = files + fetched[0], size + fetched[1]
     if not files:
         raise _no_files(found, path)
     print(f"{files} {'file' if files == 1 else 'files'}, {format_bytes(size)}, in {folder}")
@@ -91,6 +88,17 @@ def _no_files(job: JobView, path: str) -> NotFound:
     return NotFound(
         f"{what} {job.id} wrote no files to {where}", hint=f"its program must write there; phalanx logs {job.id}"
     )
+
+
+def _fetch_outputs(head: Client, job: JobView, job_id: str, path: str, folder: str, *, label: str) -> tuple[int, int]:
+    """Download from where the outputs are; return the number of files and of bytes."""
+    place = (head.job(job_id).job if job.states else job).output_dir
+    if "://" in place:
+        from phalanx.cli.jobs.stored_outputs import fetch_stored_outputs
+
+        return fetch_stored_outputs(place, path, folder, label=label)
+    fetched = _fetch(head, job, job_id, path, folder, label=label)
+    return fetched.files, fetched.bytes
 
 
 def _fetch(head: Client, job: JobView, job_id: str, path: str, folder: str, *, label: str) -> DownloadJournal:
@@ -157,60 +165,6 @@ def _fetch_rest(head: Client, job_id: str, path: str, folder: str, journal: Down
     thread.join()
     if errors:
         raise errors[0]
-
-
-class ProgressReader:
-    """A reader that shows a progress bar on a terminal if a download or an upload takes long. `had_bytes`: what an earlier one brought."""
-
-    def __init__(
-        self, source: IO[bytes], *, label: str = "", screen: Terminal | None = None, had_bytes: int = 0
-    ) -> None:
-        self._source = source
-        self._had_bytes = had_bytes
-        self._label = label
-        self._screen = screen or terminal(sys.stderr)
-        self._begun = self._drawn = time.monotonic()
-        self._bytes = 0
-        self._expected = 0
-        self._shown = False
-
-    def expect(self, size: int) -> None:
-        """Set the expected number of bytes, so that the bar can show a share and the time left."""
-        self._expected = size
-
-    def read(self, size: int = -1) -> bytes:
-        """Read from the source; may draw the progress."""
-        data = self._source.read(size)
-        self._bytes += len(data)
-        now = time.monotonic()
-        if self._screen.interactive and now - self._begun > _PROGRESS_AFTER_S and now - self._drawn > 0.1:
-            line = self.line(now - self._begun)
-            sys.stderr.write(f"\r\x1b[K{truncate(line, self._screen.width - 1)}")
-            sys.stderr.flush()
-            self._drawn, self._shown = now, True
-        return data
-
-    def seek(self, position: int) -> int:
-        """Go back in a source that is sent again."""
-        self._bytes = 0
-        return self._source.seek(position)
-
-    def line(self, elapsed_s: float) -> str:
-        """Return the progress: `[bar] 45%  540 MiB of 1.2 GiB, 110 MiB/s, 6.0s left`; without a known size the bytes and the rate."""
-        rate = self._bytes / max(elapsed_s, 1e-3)
-        done, whole = self._had_bytes + self._bytes, self._had_bytes + self._expected
-        if not self._expected:
-            return f"{self._label}{format_bytes(done)} downloaded, {format_bytes(rate)}/s"
-        share = min(1.0, done / whole)
-        left = f", {format_duration((self._expected - self._bytes) / rate)} left" if rate and share < 1.0 else ""
-        amount = f"{format_bytes(done)} of {format_bytes(whole)}, {format_bytes(rate)}/s{left}"
-        return f"{self._label}{bar(share, _BAR, self._screen)} {percent(share)}  {amount}"
-
-    def clear(self) -> None:
-        """Remove the progress line."""
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
 
 
 class IncompleteDownload(BadFile):

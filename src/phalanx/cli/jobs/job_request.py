@@ -491,6 +491,11 @@ _OPTIONS: Final = (
         metavar="FOLDER",
         help="Place of checkpoints: a folder, or s3://bucket/folder; default: in the head's state folder.",
     ),
+    click.option(
+        "--outputs",
+        metavar="URL",
+        help="Object store for PHALANX_OUTPUT_DIR: s3://bucket/folder; default: the head's state folder.",
+    ),
     click.option("--setup", metavar="SHELL", help="Shell command to run once on each node before the tasks."),
     click.option(
         "--requirements",

@@ -56,7 +56,7 @@ def prepare(job: Job, attempt: Attempt, facts: TransitionContext, *, only: NodeI
         addresses=addresses,
         candidates=tuple(reversed(job.checkpoints)),
         checkpoint_dir=f"{root}/{attempt.folder}",
-        output_dir=f"{facts.output_root}/{job.folder}",
+        output_dir=f"{job.spec.outputs or facts.output_root}/{job.folder}",
         deadline_s=deadline_s,
         restarts=attempt.epoch - 1 + attempt.generation,
         mtbf_s=facts.gang_mtbf_s(job, len(attempt.allocation.grants)),

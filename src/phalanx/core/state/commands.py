@@ -20,7 +20,7 @@ class PrepareTasks:
 
     Attributes:
         candidates: published checkpoints, newest first; node rank 0 verifies them and reports which one to resume from.
-        checkpoint_dir, output_dir: paths on the head; with `kept`, each node has its own folders and the head stores a copy.
+        checkpoint_dir, output_dir: paths on the head, or addresses in an object store; with `kept`, each node has its own folders and the head stores a copy.
         probe_ports: by node rank, the port on which that supervisor answers link probes; 0 if it does not, or not yet.
         restarts: attempts and in-place restarts so far (PHALANX_RESTART_COUNT).
         hangs: restarts after a hang since the last progress.

@@ -53,7 +53,18 @@ def _keys(spec: JobSpec, now_s: float) -> Iterator[tuple[str, object]]:
     yield "cpus", role.cpus or None
     yield "memory", _memory_text(role.memory_bytes)
     yield "resources", _extras_texts((*role.extras, *role.licences))
-    for key in ("workdir", "upload", "setup", "requirements", "image", "project", "queue", "checkpoint", "plan"):
+    for key in (
+        "workdir",
+        "upload",
+        "setup",
+        "requirements",
+        "image",
+        "project",
+        "queue",
+        "checkpoint",
+        "outputs",
+        "plan",
+    ):
         yield key, getattr(spec, key)
     for key in ("reservation", "warm", "hold", "terminal", "allow_never", "saves_on_stop"):
         yield key, getattr(spec, key)

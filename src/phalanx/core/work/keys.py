@@ -46,6 +46,7 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "terminal": ValueKind.FLAG,
     "retry": ValueKind.NUMBER,
     "checkpoint": ValueKind.TEXT,
+    "outputs": ValueKind.TEXT,
     "warm": ValueKind.FLAG,
     "hold": ValueKind.FLAG,
     "allow_never": ValueKind.FLAG,

@@ -196,6 +196,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         idle_s=_duration(given, "idle", None),
         retry=_number(given, "retry", low=0, high=_RETRY_MAX) or 0,
         checkpoint=_checkpoint(given, workdir),
+        outputs=_outputs(given),
         warm=_flag(given, "warm"),
         hold=_flag(given, "hold"),
         allow_never=_flag(given, "allow_never"),
@@ -456,14 +457,7 @@ def _checkpoint(given: Mapping[str, object], workdir: str) -> str:
     place = _text(given, "checkpoint").strip()
     scheme, separator, rest = place.partition("://")
     if separator and scheme in OBJECT_STORES:
-        words = rest.rstrip("/").split("/")
-        if "" in words or ".." in words or not _PRINTABLE.fullmatch(rest) or "@" in words[0]:
-            raise InvalidKey(
-                f"checkpoint: {place[:80]!r} names no bucket and folder",
-                key="checkpoint",
-                hint=f"{scheme}://bucket/folder",
-            )
-        return place.rstrip("/")
+        return _in_bucket("checkpoint", place)
     if separator and scheme != "file":
         raise InvalidKey(
             f"checkpoint: {scheme}:// is not supported",
@@ -472,6 +466,25 @@ def _checkpoint(given: Mapping[str, object], workdir: str) -> str:
         )
     path = rest if separator else place
     return path if not path or path.startswith("/") else f"{workdir.rstrip('/')}/{path}"
+
+
+def _outputs(given: Mapping[str, object]) -> str:
+    place = _text(given, "outputs").strip()
+    if place and place.partition("://")[0] not in OBJECT_STORES:
+        raise InvalidKey(
+            f"outputs: {place[:80]!r} is not in an object store",
+            key="outputs",
+            hint="write s3://bucket/folder, gs:// or az://; without this key the head keeps them",
+        )
+    return _in_bucket("outputs", place) if place else ""
+
+
+def _in_bucket(key: str, place: str) -> str:
+    scheme, _, rest = place.partition("://")
+    words = rest.rstrip("/").split("/")
+    if "" in words or ".." in words or not _PRINTABLE.fullmatch(rest) or "@" in words[0]:
+        raise InvalidKey(f"{key}: {place[:80]!r} names no bucket and folder", key=key, hint=f"{scheme}://bucket/folder")
+    return place.rstrip("/")
 
 
 def _env(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
@@ -655,6 +668,7 @@ def _bounded(spec: JobSpec) -> None:
         ("workdir", spec.workdir),
         *(("env", f"{name}={value}") for name, value in spec.env),
         ("checkpoint", spec.checkpoint),
+        ("outputs", spec.outputs),
         *(("data", source) for _, source in spec.data),
     ]
     total = 0

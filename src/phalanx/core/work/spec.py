@@ -122,6 +122,7 @@ class JobSpec:
         idle_s: parked after so long without work and without a client; None for never.
         retry: restarts granted for user errors (non-zero exits); crashes and lost nodes have their own budget.
         checkpoint: folder or URL for checkpoints; "" for the default under the head's state.
+        outputs: URL of an object store below which its outputs are stored; "" for the head's folder.
         warm: fork Python ranks from a parent that has imported torch.
         dependencies: all must hold before the start.
         array: element numbers as written ("0-99"), for the submit only: each element is a job of its own; "" for one job.
@@ -163,6 +164,7 @@ class JobSpec:
     idle_s: float | None = None
     retry: int = 0
     checkpoint: str = ""
+    outputs: str = ""
     warm: bool = False
     hold: bool = False
     grace_s: float = GRACE_DEFAULT_S

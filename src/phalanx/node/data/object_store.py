@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
 _PAGE: Final = 1000  # objects; the most that S3 lists in one answer
+_PART_BYTES: Final = 16 << 20
+_PARTS_MAX: Final = 9000  # S3 allows 10,000
+_PART_THREADS: Final = 4
 _GONE: Final = (exceptions.NotFoundError, FileNotFoundError)  # obstore raises the second for some stores
 _DENIED: Final = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 # The caller tries again later; meanwhile it can say what is wrong.
@@ -123,6 +126,40 @@ class ObjectFolder:
         with self._errors(path):
             found = obstore.put(self._store, self._path(path), data, mode="create", use_multipart=False)
         return _tag(found["e_tag"])
+
+    def replace(self, path: str, data: bytes | Iterable[bytes], size_bytes: int = 0) -> str:
+        """Store an object, also over an earlier one; returns its ETag. Many bytes go in parts, of which a failed one is sent again.
+
+        Args:
+            path: its name.
+            data: its bytes, whole or in pieces.
+            size_bytes: of all pieces together.
+        """
+        part = max(_PART_BYTES, size_bytes // _PARTS_MAX + 1)
+        with self._errors(path):
+            if isinstance(data, bytes) or size_bytes <= _PART_BYTES:
+                whole = data if isinstance(data, bytes) else b"".join(data)
+                found = obstore.put(self._store, self._path(path), whole, mode="overwrite", use_multipart=False)
+            else:
+                found = obstore.put(
+                    self._store,
+                    self._path(path),
+                    iter(data),
+                    mode="overwrite",
+                    use_multipart=True,
+                    chunk_size=part,
+                    max_concurrency=_PART_THREADS,
+                )
+        return _tag(found["e_tag"])
+
+    def read_range(self, path: str, begin: int, end: int) -> bytes:
+        """Read bytes `begin` to `end`, not inclusive.
+
+        Raises:
+            ObjectMissing: it does not exist.
+        """
+        with self._errors(path):
+            return bytes(obstore.get_range(self._store, self._path(path), start=begin, end=end))
 
     def get(self, path: str) -> bytes:
         """Read an object.

@@ -326,7 +326,7 @@ def _folders(prepare: PrepareTasks, folders: MemberFolders) -> dict[str, str]:
     checkpoints = local_copies.epoch_folder(folders.checkpoints, prepare) if apart else prepare.checkpoint_dir
     variables = {
         "PHALANX_CHECKPOINT_DIR": checkpoints,
-        "PHALANX_OUTPUT_DIR": folders.outputs if prepare.kept else prepare.output_dir,
+        "PHALANX_OUTPUT_DIR": folders.outputs if local_copies.has_local_outputs(prepare) else prepare.output_dir,
     }
     return {**variables, LOCAL_CHECKPOINTS_VARIABLE: "1"} if apart else variables
 

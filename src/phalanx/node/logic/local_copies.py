@@ -39,6 +39,16 @@ def in_object_store(prepare: PrepareTasks) -> bool:
     return "://" in prepare.spec.checkpoint
 
 
+def outputs_in_object_store(prepare: PrepareTasks) -> bool:
+    """Whether an object store holds the outputs of this attempt's job."""
+    return bool(prepare.spec.outputs)
+
+
+def has_local_outputs(prepare: PrepareTasks) -> bool:
+    """Whether ranks write outputs into a folder of the node, and the supervisor stores them: at the head, or in an object store."""
+    return prepare.kept or outputs_in_object_store(prepare)
+
+
 def has_local_checkpoints(prepare: PrepareTasks) -> bool:
     """Whether ranks save into a folder of the node, and the supervisor stores the checkpoint: at the head, or in an object store."""
     return in_object_store(prepare) or head_stores_checkpoints(prepare)

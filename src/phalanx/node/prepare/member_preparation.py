@@ -311,10 +311,15 @@ def _prepare(member: MemberRuntime, services: NodeServices) -> tuple[PublishedCh
 
 
 def _begin_object_store(member: MemberRuntime, services: NodeServices) -> None:
-    if local_copies.in_object_store(member.prepare):
+    checkpoints = local_copies.in_object_store(member.prepare)
+    outputs = local_copies.outputs_in_object_store(member.prepare)
+    if checkpoints or outputs:
         view = services.node_view(member)
         member.store_variables = environment.setup_environment(member.prepare, member.grant, view)
+    if checkpoints:
         object_checkpoints.begin(member, lambda text: services.note(member, text))
+    if outputs:
+        services.output_sync.begin_in_store(member)
 
 
 def _unless_cancelled(member: MemberRuntime) -> None:

@@ -68,7 +68,7 @@ def download_outputs(member: MemberRuntime, outputs: OutputSync) -> None:
     Raises:
         PreparationFailed, OSError: as above.
     """
-    if not member.prepare.kept:
+    if not member.prepare.kept or local_copies.outputs_in_object_store(member.prepare):
         return
     try:
         outputs.download_earlier(member)
@@ -82,7 +82,7 @@ def writable_folders(member: MemberRuntime) -> tuple[str, ...]:
     """The folders for outputs and checkpoints of a member's ranks. Empty strings and URLs are skipped."""
     order = member.prepare
     separate = local_copies.has_local_checkpoints(order)
-    outputs = member.outputs if order.kept else order.output_dir
+    outputs = member.outputs if local_copies.has_local_outputs(order) else order.output_dir
     found = (outputs, local_copies.epoch_folder(member.checkpoints, order) if separate else order.checkpoint_dir)
     return tuple(folder for folder in found if folder and "://" not in folder)
 

@@ -32,7 +32,8 @@ from phalanx.node.head_link.head_connection import (
 )
 from phalanx.node.logic.accounts import NodeAccount
 from phalanx.node.processes.thread_pool import KeyedThreadPool
-from phalanx.node.transfer.object_checkpoints import ObjectStoreUnavailable, ObjectUpload
+from phalanx.node.transfer.object_checkpoints import ObjectUpload
+from phalanx.node.transfer.object_program import ObjectStoreUnavailable
 from phalanx.wire import manifest as manifests
 from phalanx.wire.manifest import (
     MANIFEST_BYTES_MAX,

@@ -1,36 +1,26 @@
-"""Checkpoints of this node's jobs in object stores, by a program under each job's account and with its credentials (`node.data.checkpoint_objects_main`).
+"""Checkpoints of this node's jobs in object stores, by a program under each job's account and with its credentials (`transfer.object_program`).
 
 The program runs beside the job's processes and not below them, so that the last save is stored although the ranks have ended. It ends with the supervisor.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import select
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.node.files.preparation_error import PreparationFailed
 from phalanx.node.head_link.channels import Backoff
 from phalanx.node.logic.local_copies import in_object_store
 from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.transfer.object_program import ObjectStoreUnavailable, run_program
 from phalanx.wire.manifest import CheckpointInvalid
 
-_PROGRAM: Final = (sys.executable, "-I", "-m", "phalanx.node.data.checkpoint_objects_main")
-_CHECK_S: Final = 0.2
-_LINE_BYTES_MAX: Final = 1 << 16
 _BEGIN_TRIES: Final = 5
 _log = logging.getLogger(__name__)
-
-
-class ObjectStoreUnavailable(Exception):
-    """The store did not answer, or the program was killed; a retry may help."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,7 +48,7 @@ class ObjectUpload:
             "rank": self.member.grant.node_rank,
             "nodes": len(self.member.prepare.allocation.grants),
         }
-        found = _run(self.member, order, dropped, on_bytes)
+        found = run_program(self.member, order, dropped, on_bytes)
         if found is None:
             return False
         self.digest = str(found)
@@ -81,7 +71,7 @@ def begin(member: MemberRuntime, note: Callable[[str], None]) -> None:
     }
     for number in range(_BEGIN_TRIES):
         try:
-            removed = _run(member, request, member.cancelled.is_set)
+            removed = run_program(member, request, member.cancelled.is_set)
         except CheckpointInvalid as error:
             raise PreparationFailed(f"checkpoint: {error}", charge=True) from error
         except ObjectStoreUnavailable as error:
@@ -105,7 +95,7 @@ def download(member: MemberRuntime, resume: PublishedCheckpoint, folder: str) ->
     order = {"do": "download", "url": resume.path, "digest": resume.digest, "folder": folder}
     while not member.cancelled.is_set():
         try:
-            _run(member, order, member.cancelled.is_set)
+            run_program(member, order, member.cancelled.is_set)
         except ObjectStoreUnavailable as error:
             _log.debug("checkpoint of step %d of job %s: %s", resume.step, member.key.job_id, error)
             backoff.pause()
@@ -133,66 +123,6 @@ def end_attempt(members: Sequence[MemberRuntime]) -> None:
 def _quietly(member: MemberRuntime, order: dict[str, object]) -> None:
     """Carry out an order that the next attempt repeats if it fails."""
     try:
-        _run(member, order, lambda: False)
+        run_program(member, order, lambda: False)
     except (ObjectStoreUnavailable, CheckpointInvalid) as error:
         _log.warning("checkpoints of job %s: %s", member.key.job_id, error)
-
-
-def _run(
-    member: MemberRuntime,
-    order: Mapping[str, object],
-    dropped: Callable[[], bool],
-    on_bytes: Callable[[], None] = lambda: None,
-) -> object:
-    """Run the program; None once `dropped` is true.
-
-    Raises:
-        ObjectStoreUnavailable, CheckpointInvalid: as above.
-    """
-    account: dict[str, Any] = {}
-    if member.account is not None:
-        account = {"user": member.account.uid, "group": member.account.gid, "extra_groups": member.account.groups}
-    try:
-        process = subprocess.Popen(
-            _PROGRAM,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env=member.store_variables,
-            start_new_session=True,
-            **account,
-        )
-    except OSError as error:
-        raise ObjectStoreUnavailable(f"no process can be started: {error}") from error
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(json.dumps(order).encode() + b"\n")
-        process.stdin.flush()
-        rest = b""
-        while True:
-            if dropped():
-                return None
-            if not select.select([process.stdout], [], [], _CHECK_S)[0]:
-                continue
-            piece = os.read(process.stdout.fileno(), _LINE_BYTES_MAX)
-            *lines, rest = (rest + piece).split(b"\n")
-            for answer in map(json.loads, lines):
-                if "bytes" in answer:
-                    on_bytes()
-                elif "why" in answer and answer["again"]:
-                    raise ObjectStoreUnavailable(answer["why"])
-                elif "why" in answer:
-                    raise CheckpointInvalid(answer["why"])
-                else:
-                    return answer["result"] if answer["result"] is not None else ""
-            if not piece or len(rest) > _LINE_BYTES_MAX:
-                raise ObjectStoreUnavailable("the program that stores checkpoints was killed")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ObjectStoreUnavailable(f"the program that stores checkpoints: {error}") from error
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()

@@ -29,7 +29,11 @@ from phalanx.node.head_link.head_connection import (
     RegistrationRequired,
     RequestRejected,
 )
+from phalanx.node.logic.local_copies import outputs_in_object_store
 from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.transfer import object_outputs
+from phalanx.node.transfer.object_outputs import STORE_STALL_S, FileTimes
+from phalanx.node.transfer.object_program import AttemptSuperseded, ObjectStoreUnavailable
 from phalanx.wire.manifest import require_regular
 from phalanx.wire.stored_files import (
     OUTPUT_FILES_MAX,
@@ -60,14 +64,24 @@ class _Sent:
 
 @dataclass(slots=True, kw_only=True)
 class _Tree:
-    """The outputs of one attempt here. `refused`: files whose rejection was reported, once each."""
+    """The outputs of one attempt here. `refused`: files whose rejection was reported, once each. `stored`: what an object store has."""
 
     member: MemberRuntime
     sent: dict[str, _Sent] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
     progress_s: float = field(default_factory=time.monotonic)
+    stored: FileTimes | None = None
     over: bool = False
+
+    @property
+    def in_store(self) -> bool:
+        """Whether an object store has them, not the head."""
+        return outputs_in_object_store(self.member.prepare)
+
+    def moved(self) -> None:
+        """Note progress."""
+        self.progress_s = time.monotonic()
 
 
 class OutputSync:
@@ -113,6 +127,22 @@ class OutputSync:
                     self._trees[member.key.job_id, member.key.epoch] = tree
                 return
 
+    def begin_in_store(self, member: MemberRuntime) -> None:
+        """The same for a job whose outputs are in an object store; proves that it may write there.
+
+        Raises:
+            PreparationFailed: it may not, or the store does not answer.
+        """
+        with self._lock:
+            known = self._trees.get((member.key.job_id, member.key.epoch))
+        if known is not None:
+            known.member = member
+            return
+        object_outputs.begin(member, lambda text: self._note(member, text))
+        tree = _Tree(member=member, stored=object_outputs.file_times(member))
+        with self._lock:
+            self._trees[member.key.job_id, member.key.epoch] = tree
+
     def stop_attempt(self, job_id: JobId, epoch: Epoch) -> None:
         """The attempt is over: stop sending its outputs."""
         with self._lock:
@@ -135,7 +165,7 @@ class OutputSync:
         if tree is not None:
             try:
                 self._send(tree)
-            except (HeadUnavailable, RegistrationRequired, msgspec.MsgspecError) as error:
+            except (HeadUnavailable, RegistrationRequired, ObjectStoreUnavailable, msgspec.MsgspecError) as error:
                 _log.debug("outputs of job %s: %s", member.key.job_id, error)
 
     def notify_when_sent(self, member: MemberRuntime, done: Callable[[], None], *, patient: bool) -> None:
@@ -165,7 +195,12 @@ class OutputSync:
         backoff = Backoff(self._ended)
         while not (tree.over or self._ended.is_set()):
             try:
-                self._send(tree)
+                self._send(tree, final=True)
+            except ObjectStoreUnavailable as error:
+                if time.monotonic() - tree.progress_s > STORE_STALL_S:
+                    self._note(tree.member, f"outputs are not all in {tree.member.prepare.output_dir}: {error}")
+                    return
+                backoff.pause()
             except (HeadUnavailable, RegistrationRequired, msgspec.MsgspecError) as error:
                 if getattr(error, "answered", False) and time.monotonic() - tree.progress_s > STALL_S:
                     self._note(tree.member, f"outputs have not reached the head: {error}")
@@ -178,8 +213,11 @@ class OutputSync:
             else:
                 return
 
-    def _send(self, tree: _Tree) -> None:
+    def _send(self, tree: _Tree, *, final: bool = False) -> None:
         with tree.lock:
+            if tree.in_store:
+                self._store(tree, final=final)
+                return
             upload = _OutputUpload(tree, self._access)
             try:
                 for path, why in upload.send_changed():
@@ -188,6 +226,23 @@ class OutputSync:
                         self._note(tree.member, f"output {path!r} is not stored: {why}")
             finally:
                 upload.close()
+
+    def _store(self, tree: _Tree, *, final: bool) -> None:
+        found = object_outputs.file_times(tree.member)
+        if tree.over or (found == tree.stored and not (final and found)):
+            return
+        try:
+            refused = object_outputs.send(
+                tree.member, final=final, on_bytes=tree.moved, dropped=lambda: tree.over or self._ended.is_set()
+            )
+        except AttemptSuperseded:
+            tree.over = True
+            return
+        tree.stored = found if final else object_outputs.settled(found)
+        for path, why in refused:
+            if path not in tree.refused:
+                tree.refused.add(path)
+                self._note(tree.member, f"output {path!r} is not stored: {why}")
 
 
 class _OutputUpload:

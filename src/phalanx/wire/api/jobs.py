@@ -342,6 +342,7 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     time: str | None = None
     retry: int | None = None
     checkpoint: str | None = None
+    outputs: str | None = None
     warm: bool | None = None
     hold: bool | None = None
     allow_never: bool | None = None
