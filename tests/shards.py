@@ -57,6 +57,7 @@ class Sample:
 
 # Of these `make test` runs a few cases; the shards run all.
 SAMPLES: tuple[Sample, ...] = (
+    Sample(tests="tests/unit/test_kubernetes_objects.py::test_every_object_is_valid_by_the_strict_schemas_of[", keep=2),
     Sample(tests="tests/contract/test_store_crash.py::test_store_survives_a_kill[", keep=4),
     Sample(tests="tests/contract/test_store_crash.py::test_postgres_survives_a_kill_of_its_head[", keep=2),
     Sample(tests="tests/contract/test_store_crash.py::test_history_survives_a_kill[", keep=2),
@@ -106,7 +107,9 @@ SAMPLES: tuple[Sample, ...] = (
 
 # These are campaigns as a whole: their subjects have smaller tests in `make test`.
 CAMPAIGNS: tuple[str, ...] = (
+    "tests/contract/test_kubernetes_api.py",
     "tests/contract/test_kubernetes_faults.py",
+    "tests/e2e/test_kubernetes.py",
     "tests/contract/test_backups.py::test_a_slow_disk_between_two_statements_ends_neither_a_backup_nor_a_restore",
     "tests/contract/test_dashboard_browser.py",
     "tests/contract/test_dashboard_types.py",
@@ -525,9 +528,21 @@ SHARDS: tuple[Shard, ...] = (
         needs=("slurm-tools", "redis-tools", "ray"),
     ),
     Shard(
+        title="engine contract: Kubernetes",
+        tests=("tests/contract/test_engine_contract.py",),
+        sources=ENGINES,
+        holding="on_kubernetes",
+    ),
+    Shard(
+        title="Kubernetes: hostile states of a cluster, and the schemas of ten releases",
+        tests=("tests/e2e/test_kubernetes.py", "tests/unit/test_kubernetes_objects.py"),
+        sources=("engines/kubernetes",),
+    ),
+    Shard(
         title="the Kubernetes API: the client under faults, and the same contract on the fake and on a real server",
         tests=("tests/contract/test_kubernetes_api.py", "tests/contract/test_kubernetes_faults.py"),
         sources=("engines/kubernetes",),
+        needs=("kubernetes-tools",),
     ),
     Shard(
         title="lab: hosts that share no directory",
@@ -588,7 +603,7 @@ SHARDS: tuple[Shard, ...] = (
 
 
 # Cases of parametrized tests: the prefix of their node ids, and a word in them.
-CAMPAIGN_CASES: tuple[tuple[str, str], ...] = (("tests/contract/test_kubernetes_api.py::", "[real]"),)
+CAMPAIGN_CASES: tuple[tuple[str, str], ...] = (("tests/contract/test_engine_contract.py::", "on_kubernetes"),)
 
 
 def spread(count: int, keep: int) -> set[int]:

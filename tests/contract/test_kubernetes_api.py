@@ -262,6 +262,9 @@ class Recorder:
     def deleted(self, item):
         self.seen.put(("deleted", item["metadata"]["name"], (item.get("data") or {}).get("a")))
 
+    def answered(self):
+        pass
+
     def failed(self, error):
         self.seen.put(("failed", str(error), None))
 

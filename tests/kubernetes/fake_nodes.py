@@ -105,6 +105,10 @@ class FakeNodes:
             self.dead.pop(node, None)
             self._ready(node, "True", "KubeletReady")
 
+    def pod_address(self, item: Item) -> str:
+        """The address of a pod, which is not that of its node: one for each node, on loopback."""
+        return f"127.0.1.{1 + self.names.index(item['spec']['nodeName'])}"
+
     # ---- inside ---------------------------------------------------------------------------------------------------------
 
     def _register(self, name: str) -> None:
@@ -250,7 +254,8 @@ class FakeNodes:
         spec, about = item["spec"], item["metadata"]
         container = spec["containers"][0]
         status = item["status"]
-        status.update(hostIP="127.0.0.1", podIP="127.0.0.1", podIPs=[{"ip": "127.0.0.1"}])
+        address = self.pod_address(item)
+        status.update(hostIP="127.0.0.1", podIP=address, podIPs=[{"ip": address}])
         status.setdefault("startTime", now())
         try:
             if container["image"].startswith("missing/"):
@@ -290,7 +295,7 @@ class FakeNodes:
             "metadata.name": about["name"],
             "metadata.namespace": about["namespace"],
             "metadata.uid": about["uid"],
-            "status.podIP": "127.0.0.1",
+            "status.podIP": self.pod_address(item),
             "status.hostIP": "127.0.0.1",
             "spec.nodeName": item["spec"]["nodeName"],
         }

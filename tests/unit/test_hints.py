@@ -43,7 +43,7 @@ OPTIONS_OF_OTHERS = {  # of sbatch and of programs that the engines start
 }
 # An engine declares its options of `phalanx up`, checks them and names them in its refusals.
 OPTIONS_OF_ENGINES = {
-    f"engines/{engine}/{file}.py" for engine in ("ray", "slurm") for file in ("engine_type", "head_setup")
+    f"engines/{engine}/{file}.py" for engine in ("kubernetes", "ray", "slurm") for file in ("engine_type", "head_setup")
 }
 MENTION = re.compile(r"\bphalanx ([a-z][a-z-]*(?: [a-z]+)?)([^;,`]*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")

@@ -47,6 +47,7 @@ _USAGE: Final = 64
 _NODE_NAMES: Final = ("PHALANX_NODE_ID", "SLURMD_NODENAME")  # the name of this node, the most reliable variable first
 _DEVICES: Final = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
 _CUDA_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+_ADDRESS: Final = "PHALANX_SEAT_ADDRESS"  # of a pod, which is not that of its node, and known only there
 
 
 def main() -> int:
@@ -121,7 +122,10 @@ def _which_node(order: SeatAssignment) -> NodeId | None:
 
 def _folder(seat: Seat) -> str:
     """Create a private folder on this node, with an unpredictable name."""
-    user = pwd.getpwuid(os.geteuid()).pw_name
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container may run as an account that its image does not name
+        user = str(os.geteuid())
     # In TMPDIR, which Slurm may set per job, else in /tmp.
     return tempfile.mkdtemp(prefix=f"phalanx-{user}-{seat.job_id}.{seat.epoch}-")
 
@@ -136,7 +140,7 @@ def _variables(order: SeatAssignment, seat: Seat, folder: str) -> dict[str, str]
         "PHALANX_NODE_TOKEN": seat_token(order.key, seat),
         "PHALANX_NODE_SEAT": seat.name,
         "PHALANX_NODE_DEVICES": ",".join(map(str, _devices(part.devices))),
-        "PHALANX_NODE_ADDRESS": part.address,
+        "PHALANX_NODE_ADDRESS": os.environ.pop(_ADDRESS, "") or part.address,
         "PHALANX_NODE_ENGINE": order.engine,
         "PHALANX_HEAD_URL": order.head_url,
     }

@@ -146,7 +146,7 @@ def lose_seat(context: StepContext, seat: Seat, why: str) -> None:
 
 def _register(context: StepContext, hello: SupervisorRegistered) -> None:
     if hello.seat is not None:
-        _register_seat(context, hello.seat, hello.node.probe_port)
+        _register_seat(context, hello.seat, hello.node)
         _update_node_of_seat(context, hello.node)
         return
     node_id = hello.node.id
@@ -179,7 +179,7 @@ def _record_up(context: StepContext, known: Node | None, fresh: Node, text: str)
         context.add_history("node_up", text, node_id=fresh.id, facts=facts)
 
 
-def _register_seat(context: StepContext, seat: Seat, probe_port: int) -> None:
+def _register_seat(context: StepContext, seat: Seat, reported: Node) -> None:
     """Register a supervisor that was started for one attempt, and send it its command.
 
     Raises:
@@ -192,7 +192,10 @@ def _register_seat(context: StepContext, seat: Seat, probe_port: int) -> None:
     if member is None or member.state is MemberState.LOST:
         raise SeatEnded(f"attempt {seat.epoch} of job {seat.job_id} no longer has a part on {seat.node_id}")
     context.lost.pop(seat.name, None)
-    context.apply_event(seat.job_id, ReminderDue(node_id=seat.node_id, probe_port=probe_port))
+    known = context.world.nodes.get(seat.node_id)
+    address = "" if known is None or known.address == reported.address else reported.address
+    event = ReminderDue(node_id=seat.node_id, probe_port=reported.probe_port, address=address)
+    context.apply_event(seat.job_id, event)
 
 
 def _update_node_of_seat(context: StepContext, reported: Node) -> None:

@@ -17,6 +17,7 @@ _BUILT_IN: Final = {
     "local": "phalanx.engines.local.engine_type:LocalEngineType",
     "ray": "phalanx.engines.ray.engine_type:RayEngineType",
     "slurm": "phalanx.engines.slurm.engine_type:SlurmEngineType",
+    "kubernetes": "phalanx.engines.kubernetes.engine_type:KubernetesEngineType",
     "joined": "phalanx.engines.joined.engine_type:JoinedEngineType",
 }
 _log = logging.getLogger("phalanx.engines")

@@ -236,6 +236,23 @@ class Membership:
     cordoned: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCheck:
+    """One check of what an engine needs from its cluster.
+
+    Attributes:
+        ok: it is there.
+        optional: the engine works without it.
+        says: what was found, and what is lost without it.
+        mend: what to do about it; empty if nothing is to be done.
+    """
+
+    ok: bool
+    says: str
+    optional: bool = False
+    mend: str = ""
+
+
 class EngineType:
     """What the head and the command line know of an engine. Subclass it; importing the module of a subclass must be cheap.
 
@@ -283,6 +300,16 @@ class EngineType:
         return {
             option.name: "" if found[option.name] == option.reset else found[option.name] for option in self.options
         }
+
+    def setup_text(self, options: Mapping[str, str]) -> str:
+        """Return what an administrator of the engine's cluster has to grant, for the cluster's own tool; empty if nothing."""
+        del options
+        return ""
+
+    def diagnose(self, options: Mapping[str, str]) -> Sequence[EngineCheck]:
+        """Check what the engine needs from its cluster, within seconds. It changes nothing and raises nothing."""
+        del options
+        return ()
 
     def uses_local_nodes(self, options: Mapping[str, str]) -> bool:
         """Whether the engine brings up nodes of the head's machine."""

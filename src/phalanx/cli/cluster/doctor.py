@@ -30,6 +30,7 @@ from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.units import format_bytes
 from phalanx.core.work.users import UserRole
+from phalanx.engines.registry import DEFAULT_ENGINE, engine_type
 from phalanx.node import membership as records
 from phalanx.ports.engine import Membership
 from phalanx.web.command_hints import render_hint
@@ -84,6 +85,7 @@ def doctor(as_json: bool, port: int) -> int:
 def _all(home: str, port: int) -> Iterator[Finding]:
     yield from run_machine_checks(home, port)
     yield from _unit_findings()
+    yield from _engine_findings(home)
     yield from _head_findings(home)
 
 
@@ -98,6 +100,19 @@ def _unit_findings() -> Iterator[Finding]:
         if level is Severity.OK and at_boot != "enabled":
             level, mend = Severity.WARN, f"it does not start at boot: systemctl enable {unit}"
         yield Finding(what="unit", level=level, says=f"{unit} is {active}, {at_boot or 'not installed'}", mend=mend)
+
+
+def _engine_findings(home: str) -> Iterator[Finding]:
+    """Check what the engine of this machine's head needs from its cluster; nothing for an engine that needs nothing."""
+    stored = read_cluster_file(home)
+    try:
+        chosen = engine_type(str(stored.get("engine") or DEFAULT_ENGINE))
+    except BadRequest as error:
+        yield Finding(what="engine", level=Severity.FAIL, says=error.message, mend=render_hint(error.hint))
+        return
+    for check in chosen.diagnose(chosen.resolve({}, stored.get("engine_options") or {})):
+        level = Severity.OK if check.ok else Severity.WARN if check.optional else Severity.FAIL
+        yield Finding(what="engine", level=level, says=f"{chosen.title}: {check.says}", mend=check.mend)
 
 
 def _head_findings(home: str) -> Iterator[Finding]:

@@ -90,7 +90,7 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--engine",
     type=click.Choice([engine.name for engine in selectable_engines()]),
-    help="Source of the nodes: this machine, Ray or Slurm.",
+    help="Source of the nodes: this machine, Ray, Slurm or Kubernetes.",
 )
 @click.option(
     "--jobs-as",
@@ -98,6 +98,12 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
     help="For a head of root: jobs run as the account of their owner, or as root.  [owner]",
 )
 @_engine_options
+@click.option(
+    "--print",
+    "prints",
+    is_flag=True,
+    help="Only print what an administrator of the engine's cluster has to grant.",
+)
 @click.option("--foreground", is_flag=True, help="Run in the foreground; Ctrl-C stops the head.")
 @click.option("--systemd", is_flag=True, help="Only print a systemd unit of this user.")
 @click.option(
@@ -143,9 +149,12 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--preemption/--no-preemption", default=None, help="Whether running jobs are stopped or moved for others."
 )
-def up(foreground: bool, systemd: bool, system: bool, **given: Any) -> None:
+def up(prints: bool, foreground: bool, systemd: bool, system: bool, **given: Any) -> None:
     """Start a cluster on this machine, with its GPUs, or with virtual devices if it has none. Idempotent."""
     home = home_folder()
+    if prints:
+        _print_engine_setup(home, given)
+        return
     _export_store_url(given.pop("store"))
     arguments = _arguments(given)
     if systemd:
@@ -173,6 +182,24 @@ def up(foreground: bool, systemd: bool, system: bool, **given: Any) -> None:
     _wait_for_nodes(head, own_node_names(home), engine_type(given["engine"] or DEFAULT_ENGINE).nodes_start_s)
     _print_summary(head, url, "is up")
     _warn_members(head, listened, str(read_cluster_file(home).get("listen") or ""))
+
+
+def _print_engine_setup(home: str, given: Mapping[str, Any]) -> None:
+    """Print what the engine needs from its cluster.
+
+    Raises:
+        BadRequest: the engine needs nothing.
+    """
+    stored = read_cluster_file(home)
+    chosen = engine_type(given["engine"] or str(stored.get("engine") or DEFAULT_ENGINE))
+    named = {option.name: given[option.name.replace("-", "_")] for option in chosen.options}
+    previous = stored.get("engine_options") if stored.get("engine") == chosen.name else None
+    text = chosen.setup_text(
+        chosen.resolve({key: value for key, value in named.items() if value is not None}, previous)
+    )
+    if not text:
+        raise BadRequest(f"the engine {chosen.name} needs nothing from an administrator")
+    print(text, end="")
 
 
 def _print_unit(home: str, arguments: list[str], *, system: bool) -> None:

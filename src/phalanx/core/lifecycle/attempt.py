@@ -440,11 +440,13 @@ def _withdrawn(
 
 def _remind(case: AttemptCase, attempt: Attempt, happening: ReminderDue, facts: TransitionContext) -> TransitionResult:
     node_id, state = happening.node_id, _member(attempt, happening.node_id).state
-    if happening.probe_port:
+    if happening.probe_port or happening.address:
         attempt = replace(
             attempt,
             members=tuple(
-                replace(member, probe_port=happening.probe_port) if member.node_id == node_id else member
+                replace(member, probe_port=happening.probe_port, address=happening.address)
+                if member.node_id == node_id
+                else member
                 for member in attempt.members
             ),
         )

@@ -30,7 +30,7 @@ def endpoint_of(attempt: Attempt | None, address: str) -> Endpoint | None:
         return None
     return Endpoint(
         node_id=attempt.allocation.grants[0].node_id,
-        address=address,
+        address=attempt.members[0].address or address,
         port=attempt.service_port,
         ready=attempt.serving,
     )

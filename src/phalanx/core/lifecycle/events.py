@@ -52,11 +52,13 @@ class StartOverdue:
 class ReminderDue:
     """Resend a node's current command, which it may have missed (it or the head restarted).
 
-    `probe_port`: for a supervisor that has just registered for this attempt, the port on which it answers its peers' probes.
+    `probe_port`, `address`: for a supervisor that has just registered for this attempt, the port on which it answers its peers' probes, and
+    where it is reached, if that is not its node's address.
     """
 
     node_id: NodeId
     probe_port: int = 0
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ def prepare(job: Job, attempt: Attempt, facts: TransitionContext, *, only: NodeI
     """`PrepareTasks` for every node of the gang, or for one."""
     spec = job.spec
     root = spec.checkpoint or facts.checkpoint_root
-    addresses = tuple(facts.addresses.get(grant.node_id, "127.0.0.1") for grant in attempt.allocation.grants)
+    addresses = tuple(member.address or facts.addresses.get(member.node_id, "127.0.0.1") for member in attempt.members)
     age_s = facts.ages_s.get(job.id, max(0.0, facts.now_s - attempt.placed_s))
     deadline_s = None if spec.time_limit_s is None else facts.now_s + spec.time_limit_s - age_s
     common = PrepareTasks(
@@ -85,6 +85,7 @@ def _probe_ports(attempt: Attempt, facts: TransitionContext) -> tuple[int, ...]:
 def start(attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...]:
     """`StartTasks` for every node, or for one."""
     port = next((member.port for member in attempt.members if member.port is not None), None) or 0
+    addresses = tuple(member.address for member in attempt.members)
     return tuple(
         StartTasks(
             node_id=member.node_id,
@@ -94,6 +95,7 @@ def start(attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...
             port=port,
             resume=attempt.resume_from,
             service_port=attempt.service_port,
+            addresses=addresses if any(addresses) else (),
         )
         for member in attempt.members
         if only is None or member.node_id == only

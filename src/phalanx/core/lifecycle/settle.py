@@ -332,7 +332,7 @@ def _restart_in_place(job: Job, attempt: Attempt, cause: EndCause, facts: Transi
         generation=Generation(attempt.generation + 1),
         state=AttemptState.PLACED,
         generation_s=facts.now_s,
-        members=tuple(Member(node_id=member.node_id) for member in attempt.members),
+        members=tuple(Member(node_id=member.node_id, address=member.address) for member in attempt.members),
         running_s=None,
         exits=(),
         stop_cause=None,

@@ -53,7 +53,8 @@ class PrepareTasks:
 class StartTasks:
     """Start the ranks: every node is ready. `port`: of node rank 0; `resume`: the checkpoint that it verified.
 
-    `service_port`: of a replica, the port on which node rank 0 serves; 0 for any other job.
+    `service_port`: of a replica, the port on which node rank 0 serves; 0 for any other job. `addresses`: those of `PrepareTasks` by node
+    rank, if a supervisor has brought its own since; empty otherwise.
     """
 
     node_id: NodeId
@@ -63,6 +64,7 @@ class StartTasks:
     port: int
     resume: PublishedCheckpoint | None
     service_port: int = 0
+    addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,6 +129,7 @@ class Member:
     Attributes:
         port: rendezvous port chosen by node rank 0.
         probe_port: where a supervisor that serves only this attempt answers link probes of its peers; 0 for none.
+        address: where a supervisor that serves only this attempt is reached, if that is not the address of its node; empty otherwise.
         bad_links: the bad links to other members that it reported.
         disk_full: it refused because the disk of its node has no room.
     """
@@ -138,6 +139,7 @@ class Member:
     port: int | None = None
     why: str = ""
     probe_port: int = 0
+    address: str = ""
     bad_links: tuple[BadLink, ...] = ()
     disk_full: bool = False
 

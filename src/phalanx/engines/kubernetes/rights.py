@@ -35,6 +35,7 @@ class AccessRight:
 
 _NOTHING: Final = "no supervisor can be started"
 _STALE: Final = "the end of a pod is not noticed; only leases tell of lost nodes"
+_OTHERS: Final = "GPUs of other namespaces are seen only when a pod does not start"
 RIGHTS: Final = (
     AccessRight(verb="create", plural="pods", lost=_NOTHING),
     AccessRight(verb="get", plural="pods", lost="a pod that an interrupted request created is not found again"),
@@ -42,7 +43,6 @@ RIGHTS: Final = (
     AccessRight(verb="watch", plural="pods", lost=_STALE),
     AccessRight(verb="delete", plural="pods", lost="pods of ended attempts stay, and hold their GPUs"),
     AccessRight(verb="deletecollection", plural="pods", lost="pods are deleted one by one at the end", optional=True),
-    AccessRight(verb="get", plural="configmaps", lost="the owner of all objects is not found"),
     AccessRight(verb="create", plural="configmaps", lost="pods have no owner, with which they would be deleted"),
     AccessRight(verb="patch", plural="configmaps", lost="pods have no owner, with which they would be deleted"),
     AccessRight(verb="delete", plural="configmaps", lost="a ConfigMap stays at the end"),
@@ -57,15 +57,9 @@ RIGHTS: Final = (
         verb="list", plural="nodes", lost="nodes must be declared by number and GPUs", optional=True, cluster=True
     ),
     AccessRight(
-        verb="watch", plural="nodes", lost="changes of nodes are seen once a minute", optional=True, cluster=True
+        verb="watch", plural="nodes", lost="nodes must be declared by number and GPUs", optional=True, cluster=True
     ),
-    AccessRight(
-        verb="list",
-        plural="pods",
-        lost="GPUs of other namespaces are seen only when a pod does not start",
-        optional=True,
-        cluster=True,
-    ),
+    *(AccessRight(verb=verb, plural="pods", lost=_OTHERS, optional=True, cluster=True) for verb in ("list", "watch")),
 )
 
 

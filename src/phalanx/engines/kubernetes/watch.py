@@ -44,6 +44,10 @@ class WatchHandler(Protocol):
         """Handle the end of an object, with its last state."""
         ...
 
+    def answered(self) -> None:
+        """Handle that the server has accepted a watch; called for each."""
+        ...
+
     def failed(self, error: PhalanxError) -> None:
         """Handle that the server cannot be followed; called once for each try."""
         ...
@@ -136,6 +140,7 @@ class ObjectWatch:
         connection, answer = self.api.open_watch(self.path.url(query=query), seconds + self.silence_s)
         with self._lock:
             self._connection = connection
+        self.handler.answered()
         try:
             while not self._ended.is_set():
                 line = answer.readline(LINE_MAX)

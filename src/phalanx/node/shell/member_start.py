@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import Final
 
 from phalanx.node.diagnosis import failure_evidence
@@ -42,6 +43,9 @@ def start_member_tasks(
     role, start, grant = member.prepare.spec.role, order.start, member.grant
     assert member.processes is not None
     member.start = start
+    if start.addresses:
+        known = zip(start.addresses, member.prepare.addresses, strict=True)
+        member.prepare = replace(member.prepare, addresses=tuple(own or listed for own, listed in known))
     member.not_frozen.wait(_THAW_S)
     member.spawned_ns = boottime_ns()
     member.oom_kills_before, member.machine_oom_kills_before = (

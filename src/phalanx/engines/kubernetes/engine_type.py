@@ -1,0 +1,48 @@
+"""Kubernetes for `phalanx up`. Without heavy imports: every `phalanx up` loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from phalanx.engines.kubernetes.options import ENGINE_NAME, OPTIONS
+from phalanx.ports.engine import Engine, EngineCheck, EngineContext, EngineType, HeadSetup
+
+
+class KubernetesEngineType(EngineType):
+    """See the module."""
+
+    name = ENGINE_NAME
+    title = "Kubernetes"
+    options = OPTIONS
+    job_account = "the user of their pods"
+
+    def check(self, given: Mapping[str, str], previous: Mapping[str, str] | None, setup: HeadSetup) -> dict[str, str]:
+        """Check the options, the cluster, and that its pods can reach the head."""
+        from phalanx.engines.kubernetes.head_setup import check_options
+
+        options = self.resolve(given, previous)
+        check_options(options, previous, setup)
+        return options
+
+    def setup_text(self, options: Mapping[str, str]) -> str:
+        """Return the YAML of a Role with its binding."""
+        from phalanx.engines.kubernetes.head_setup import setup_yaml
+
+        return setup_yaml(options)
+
+    def diagnose(self, options: Mapping[str, str]) -> Sequence[EngineCheck]:
+        """Ask the API server which of the needed rights we have."""
+        from phalanx.engines.kubernetes.head_setup import check_rights
+
+        return check_rights(options)
+
+    def uses_local_nodes(self, options: Mapping[str, str]) -> bool:
+        """The nodes are the cluster's."""
+        del options
+        return False
+
+    def create(self, options: Mapping[str, str], head: EngineContext) -> Engine:
+        """Create the engine."""
+        from phalanx.engines.kubernetes.head_setup import create_engine
+
+        return create_engine(options, head)

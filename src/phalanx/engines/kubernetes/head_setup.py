@@ -1,0 +1,196 @@
+"""Starts a head on Kubernetes: the check of its options, and its engine with what it may read of the cluster."""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from phalanx.core.errors import BadRequest, Conflict, NotPermitted, PhalanxError
+from phalanx.engines.kubernetes import options as names
+from phalanx.engines.kubernetes.engine import FIRST_ANSWER_S, ClusterScope, KubernetesEngine
+from phalanx.engines.kubernetes.kubeconfig import ClusterAccess, find_access
+from phalanx.engines.kubernetes.pod_template import read_template
+from phalanx.engines.kubernetes.render import PodSettings
+from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
+from phalanx.engines.kubernetes.rights import (
+    NAME,
+    RIGHTS,
+    AccessRight,
+    cluster_role_objects,
+    review,
+    role_objects,
+)
+from phalanx.ports.engine import EngineCheck, EngineContext, HeadSetup
+
+IMAGE_DEFAULT: Final = "phalanx"
+_SHAPE: Final = re.compile(r"([1-9][0-9]{0,4})x([0-9]{1,2})")
+_REVIEWS: Final = ResourcePath("selfsubjectaccessreviews", "authorization.k8s.io")
+_CHECK_S: Final = 5.0
+
+
+def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None, setup: HeadSetup) -> None:
+    """Check the cluster, our rights in it, and that pods can reach the head.
+
+    Options of the head before were checked then: running jobs need a head even if the cluster is silent.
+
+    Raises:
+        BadFile: the kubeconfig or the pod template is malformed.
+        BadRequest: no such context, or an option is wrong.
+        Conflict: the head listens on loopback only, or virtual nodes are wanted.
+        NotPermitted: a needed right is missing.
+        KubernetesError: the server refuses to tell.
+        KubernetesUnreachable: the cluster does not answer.
+    """
+    if setup.virtual:
+        raise Conflict(
+            "--virtual cannot be used with --engine kubernetes", hint="remove --virtual: the nodes come from Kubernetes"
+        )
+    parse_shape(options[names.SHAPE])
+    read_template(options[names.TEMPLATE])
+    access = find_access(options[names.CONTEXT], os.environ)
+    if previous == options and setup.listened_before == setup.listens:
+        return
+    if not setup.listens and not _is_loopback(access.server):
+        raise Conflict(
+            "pods must reach this head, but it listens only on loopback",
+            hint="phalanx up --engine kubernetes --listen ADDRESS, with an address of this machine that pods can reach",
+        )
+    api = KubernetesApi(access, answer_s=_CHECK_S, retry_for_s=_CHECK_S)
+    namespace = options[names.NAMESPACE] or access.namespace
+    missing = [right for right in RIGHTS if not right.optional and not is_allowed(api, right, namespace)]
+    if missing:
+        first, others = missing[0], ", ".join(f"{right.verb} {right.resource}" for right in missing[1:])
+        raise NotPermitted(
+            f"you may not {first.verb} {first.resource} in the namespace {namespace}: {first.lost}"
+            + (f"; nor {others}" if others else ""),
+            hint=f"an administrator grants it: phalanx up --engine kubernetes --namespace {namespace} --print",
+        )
+    if not options[names.SHAPE] and not _follows(api, "nodes", namespace):
+        raise BadRequest(
+            "you may not list the nodes of this cluster, so their number and GPUs are needed",
+            hint="phalanx up --engine kubernetes --kubernetes-nodes 4x8, for pods on 4 nodes of 8 GPUs",
+        )
+
+
+def create_engine(options: Mapping[str, str], head: EngineContext) -> KubernetesEngine:
+    """Create the engine."""
+    access = find_access(options[names.CONTEXT], os.environ)
+    api = KubernetesApi(access)
+    namespace = options[names.NAMESPACE] or access.namespace
+    places, gpus = parse_shape(options[names.SHAPE])
+    settings = PodSettings(
+        tag=head.derive_id("kubernetes tag")[:8],
+        namespace=namespace,
+        image=options[names.IMAGE] or IMAGE_DEFAULT,
+        head_url=head.url,
+        ca_pem=head.ca_pem,
+        gpu_resource=options[names.GPU_RESOURCE] or names.GPU_RESOURCE_DEFAULT,
+        template=read_template(options[names.TEMPLATE]),
+    )
+    reads_all = not places and _reads_all_pods(access, namespace)
+    scope = ClusterScope(lists_nodes=not places, reads_all_pods=reads_all, places=places, gpus_per_place=gpus)
+    return KubernetesEngine(api=api, settings=settings, scope=scope, key_of=head.attempt_key)
+
+
+def is_allowed(api: KubernetesApi, right: AccessRight, namespace: str) -> bool:
+    """Ask the server whether we have a right.
+
+    Raises:
+        KubernetesError: it does not tell.
+        KubernetesUnreachable: it does not answer.
+    """
+    answer = api.create(_REVIEWS, review(right, namespace))
+    return bool((answer.get("status") or {}).get("allowed"))
+
+
+def parse_shape(text: str) -> tuple[int, int]:
+    """Return number and GPUs of the declared places; 0 and 0 if nodes are listed.
+
+    Raises:
+        BadRequest: it is not of the form NxG.
+    """
+    if not text:
+        return 0, 0
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise BadRequest(
+            f"--{names.SHAPE} {text}: not of the form NxG", hint=f"--{names.SHAPE} 4x8, for 4 nodes of 8 GPUs"
+        )
+    return int(match[1]), int(match[2])
+
+
+def setup_yaml(options: Mapping[str, str]) -> str:
+    """Return the YAML that grants the rights in the namespace, and as comments what only an administrator of the cluster can grant.
+
+    Raises:
+        BadFile: the kubeconfig is malformed.
+        BadRequest: no such context.
+    """
+    namespace = options[names.NAMESPACE] or find_access(options[names.CONTEXT], os.environ).namespace
+    needed = [_yaml(item) for item in role_objects(namespace)]
+    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
+    useful = "---\n".join(_yaml(item) for item in cluster_role_objects(subject))
+    lost = "".join(f"# {right.verb} {right.resource}: else {right.lost}\n" for right in RIGHTS if right.cluster)
+    return (
+        "---\n".join(needed)
+        + "# For your own account instead of the service account: replace the entry of subjects by kind User and your name.\n"
+        + f"# Useful, but no namespace can grant it:\n{lost}"
+        + "".join(f"# {line}\n" for line in useful.splitlines())
+    )
+
+
+def check_rights(options: Mapping[str, str]) -> list[EngineCheck]:
+    """Ask the server for each right; a server that does not answer is one failed check."""
+    try:
+        access = find_access(options[names.CONTEXT], os.environ)
+        namespace = options[names.NAMESPACE] or access.namespace
+        api = KubernetesApi(access, answer_s=_CHECK_S, retry_for_s=_CHECK_S)
+        missing = [right for right in RIGHTS if not is_allowed(api, right, namespace)]
+    except PhalanxError as error:
+        return [EngineCheck(ok=False, says=error.message, mend=error.hint)]
+    where = f"the namespace {namespace} of {access.server}"
+    mend = f"kubectl apply -f - with the YAML of phalanx up --engine kubernetes --namespace {namespace} --print"
+    found = [EngineCheck(ok=True, says=f"{len(RIGHTS) - len(missing)} of {len(RIGHTS)} rights in {where}")]
+    for right in missing:
+        scope = "the whole cluster" if right.cluster else where
+        says = f"may not {right.verb} {right.resource} in {scope}: {right.lost}"
+        found.append(EngineCheck(ok=False, optional=right.optional, says=says, mend="" if right.optional else mend))
+    return found
+
+
+def _yaml(item: Mapping[str, Any]) -> str:
+    from ruamel.yaml import YAML
+
+    text, yaml = io.StringIO(), YAML()
+    yaml.indent(sequence=4, offset=2)
+    yaml.representer.ignore_aliases = lambda *_: True
+    yaml.dump(dict(item), text)
+    return text.getvalue()
+
+
+def _reads_all_pods(access: ClusterAccess, namespace: str) -> bool:
+    """Whether pods of all namespaces may be listed. A silent server must not stop a head whose jobs run: then only its own are read."""
+    api = KubernetesApi(access, answer_s=FIRST_ANSWER_S, retry_for_s=FIRST_ANSWER_S)
+    try:
+        return _follows(api, "pods", namespace)
+    except PhalanxError:
+        return False
+
+
+def _follows(api: KubernetesApi, plural: str, namespace: str) -> bool:
+    """Whether all objects of a kind in the cluster may be listed and watched."""
+    needed = [right for right in RIGHTS if right.cluster and right.plural == plural]
+    return all(is_allowed(api, right, namespace) for right in needed)
+
+
+def _is_loopback(server: str) -> bool:
+    host = urlsplit(server).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,39 @@
+"""The name of the engine, and its options."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from phalanx.ports.engine import EngineOption
+
+ENGINE_NAME: Final = "kubernetes"
+CONTEXT: Final = "context"
+NAMESPACE: Final = "namespace"
+IMAGE: Final = "kubernetes-image"
+TEMPLATE: Final = "kubernetes-template"
+GPU_RESOURCE: Final = "kubernetes-gpu-resource"
+SHAPE: Final = "kubernetes-nodes"
+GPU_RESOURCE_DEFAULT: Final = "nvidia.com/gpu"
+LISTED: Final = "listed"
+OPTIONS: Final = (
+    EngineOption(
+        name=CONTEXT, metavar="NAME", help="Context of the kubeconfig; current: the current one.", reset="current"
+    ),
+    EngineOption(
+        name=NAMESPACE, metavar="NAME", help="Kubernetes namespace of all objects. Default: that of the context."
+    ),
+    EngineOption(name=IMAGE, metavar="IMAGE", help="Image of supervisors' pods, with Python 3.11 and Phalanx."),
+    EngineOption(
+        name=TEMPLATE,
+        metavar="FILE",
+        help="YAML of a pod whose settings all pods get, such as tolerations and volumes; none: no such file.",
+        reset="none",
+    ),
+    EngineOption(name=GPU_RESOURCE, metavar="NAME", help=f"Resource that stands for a GPU.  [{GPU_RESOURCE_DEFAULT}]"),
+    EngineOption(
+        name=SHAPE,
+        metavar="NxG",
+        help="N nodes of G GPUs, where the cluster's nodes may not be listed; listed: list them.",
+        reset=LISTED,
+    ),
+)

@@ -1,0 +1,105 @@
+"""The contract suite's cluster on Kubernetes: the fake API server, three nodes of two devices whose pods are processes here, and the head on top."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from benchmarks.cluster import ROOT, BenchmarkCluster, free_port, wait_until
+from tests.kubernetes.fake_api import FakeApi, fake_api
+from tests.kubernetes.fake_nodes import FakeNodes
+
+BACK_S = 4.0  # after a node's death until it starts again, as after a short power cut
+NODES = ("n0", "n1", "n2")
+
+
+@dataclass(slots=True, kw_only=True)
+class KubernetesRig(BenchmarkCluster):
+    """A head on a fake cluster."""
+
+    fake: FakeApi
+    fake_nodes: FakeNodes
+    kubeconfig: str
+    revivals: list[threading.Timer] = field(default_factory=list)
+
+    def start(self, *, wait_nodes: bool = True) -> None:
+        """Start the head; the cluster runs already."""
+        command = [
+            sys.executable,
+            "-m",
+            "phalanx.app.head",
+            "--home",
+            self.home,
+            "--port",
+            str(self.port),
+            "--lease",
+            str(self.lease_s),
+        ]
+        own = {"PHALANX_HOME": self.home, "PYTHONPATH": os.path.join(ROOT, "src"), "KUBECONFIG": self.kubeconfig}
+        self.environment = {**os.environ, **own}
+        with open(os.path.join(self.home, "head.out"), "ab") as output:
+            self.head = subprocess.Popen(
+                [*command, *self.head_arguments],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=self.environment,
+            )
+        wait_until(self.answers, "the head serves")
+        if wait_nodes:
+            wait_until(lambda: sum(node["state"] == "up" for node in self.nodes()) == len(NODES), "all nodes are up")
+
+    def stop(self) -> None:
+        """End the head, and start no node any more."""
+        for revival in self.revivals:
+            revival.cancel()
+            revival.join()
+        BenchmarkCluster.stop(self)
+
+    def kill_node(self, name: str, signal_number: int = 9) -> float:
+        """Everything on the node, which is ready again after a while."""
+        at_s = time.time()
+        self.fake_nodes.cut_power(name)
+        self.revivals.append(threading.Timer(BACK_S, self.fake_nodes.restore_power, (name,)))
+        self.revivals[-1].start()
+        return at_s
+
+    def objects(self) -> list[str]:
+        """What is left in the head's namespace: `pods/NAME` and so on."""
+        kinds = ("pods", "configmaps", "secrets")
+        return sorted(f"{kind.plural}/{name}" for kind, _, name in self.fake.store.items if kind.plural in kinds)
+
+
+@contextlib.contextmanager
+def kubernetes(words: tuple[str, ...] = ()) -> Iterator[KubernetesRig]:
+    """See `KubernetesRig`."""
+    home, folder = tempfile.mkdtemp(prefix="phalanx-engine-"), tempfile.mkdtemp(prefix="phalanx-fake-")
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        fake = stack.enter_context(fake_api(os.path.join(folder, "api")))
+        output = os.path.join(folder, "pods.out")
+        nodes = FakeNodes(fake.store, NODES, environment={"TMPDIR": folder}, output=output)
+        nodes.start()
+        stack.callback(nodes.stop)
+        rig = KubernetesRig(
+            home=home,
+            port=free_port(),
+            virtual="",
+            lease_s=4.0,
+            head_arguments=("--engine", "kubernetes", *words),
+            fake=fake,
+            fake_nodes=nodes,
+            kubeconfig=fake.kubeconfig,
+        )
+        stack.callback(rig.stop)
+        rig.start()
+        yield rig
