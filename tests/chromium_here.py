@@ -49,6 +49,11 @@ class Chromium:
 
     def send(self, method: str, **params: Any) -> Any:
         """Send a command and return its result; events that come meanwhile are noted."""
+        found = self._answer(method, params)
+        assert "error" not in found, (method, found["error"])
+        return found["result"]
+
+    def _answer(self, method: str, params: dict[str, Any]) -> Any:
         self.number += 1
         message = {"id": self.number, "method": method, "params": params}
         if self.session:
@@ -57,8 +62,7 @@ class Chromium:
         while True:
             found = json.loads(self.socket.recv(timeout=WAIT_S))
             if found.get("id") == message["id"]:
-                assert "error" not in found, (method, found["error"])
-                return found["result"]
+                return found
             self._note(found)
 
     def _note(self, event: Any) -> None:
@@ -95,8 +99,12 @@ class Chromium:
         """Wait until an expression is true in the page, also over a navigation, and return it."""
         end = time.monotonic() + WAIT_S
         while True:
-            found = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-            value = None if "exceptionDetails" in found else found["result"].get("value")
+            asked = {"expression": script, "awaitPromise": True, "returnByValue": True}
+            found = self._answer("Runtime.evaluate", asked)
+            if "error" in found:  # the page went away while it evaluated
+                assert "navigated" in found["error"]["message"], found
+            result = found.get("result", {})
+            value = None if "exceptionDetails" in result else result.get("result", {}).get("value")
             if value not in (None, False, 0, ""):  # an element comes as {}
                 return value
             assert time.monotonic() < end, (script, self.run("document.body.innerText.slice(0, 2000)"), self.problems)

@@ -74,7 +74,10 @@ def test_sweep_of_twenty_with_a_killed_command_and_a_preempted_trial(tmp_path):
 
         def long_runner():
             live = head.jobs(state=["running"]).jobs
-            return next((job for job in live if job.progress and 22 < job.progress.step < 40), None)
+            late = (
+                job for job in live if job.progress and 30 < job.progress.step < 46
+            )  # past the last rung: not stopped
+            return next(late, None)
 
         preempted = wait_until(long_runner, "a trial that goes on")
         head.requeue(preempted.id)

@@ -68,6 +68,10 @@ def run_cell(page, number):
         f"document.querySelectorAll('.jp-Notebook .jp-CodeCell').length == {len(CELLS)}"
         " && document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=idle]') !== null"
     )
+    page.until(  # the page calls itself idle before it has a kernel
+        "fetch(location.pathname.replace(/lab[/].*/, 'api/sessions')).then(found => found.json())"
+        ".then(all => all.length === 1 && all[0].kernel.connections > 0 && all[0].kernel.execution_state === 'idle')"
+    )
     page.click(f".jp-Notebook .jp-CodeCell:nth-child({number}) .cm-content")
     press(page, "Enter", "Enter", 13, WITH_SHIFT, "\r")
 

@@ -143,6 +143,7 @@ def job_page(
             ("Command", element("code", job.command) if job.command else ""),
             ("Folder", element("code", job.workdir) if job.workdir else ""),
             ("Output", element("code", job.output_dir) if job.output_dir else ""),
+            ("After the end", element("code", job.on_end) if job.on_end else ""),
             ("Web pages", [_web_port(one) for one in job.web_ports]),
             ("Trackers", [element("a", one.name, " ", href=one.url, rel="noreferrer") for one in job.links]),
             ("Labels", ", ".join(f"{key}={value}" for key, value in sorted(job.labels.items()))),

@@ -113,5 +113,8 @@ def _patiently(what: Callable[[], Found], received: Callable[[], int] = lambda: 
             failures = failures + 1 if received() == before else 1
             before = received()
             if failures >= _FAILURES_MAX:
-                raise Unreachable(str(error), hint="run the same command again: it goes on") from None
+                raise Unreachable(
+                    str(error),
+                    hint="run it again: it goes on; this shell needs the variables of the store, such as AWS_ACCESS_KEY_ID",
+                ) from None
             time.sleep(_PAUSE_S)
