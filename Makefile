@@ -272,7 +272,7 @@ else
 test: lint types contracts suite
 endif
 
-test-engines: $(READYDEV) slurm-tools redis-tools ray ## one suite of what engines do, on each of them (Ray is installed if it is missing)
+test-engines: $(READYDEV) slurm-tools redis-tools kubernetes-tools ray ## one suite of what engines do, on each of them (Ray is installed if it is missing)
 	PHALANX_EFFORT=full $(BIN)/python -m pytest -n 0 tests/contract/test_engine_contract.py $(ARGS)
 
 # Campaigns: long runs with fresh seeds, every kill point, real Slurm, Ray, images. `tests/shards.py` has the list.

@@ -109,6 +109,7 @@ SAMPLES: tuple[Sample, ...] = (
 CAMPAIGNS: tuple[str, ...] = (
     "tests/contract/test_kubernetes_api.py",
     "tests/contract/test_kubernetes_faults.py",
+    "tests/contract/test_kubernetes_rights.py",
     "tests/e2e/test_kubernetes.py",
     "tests/contract/test_backups.py::test_a_slow_disk_between_two_statements_ends_neither_a_backup_nor_a_restore",
     "tests/contract/test_dashboard_browser.py",
@@ -528,10 +529,11 @@ SHARDS: tuple[Shard, ...] = (
         needs=("slurm-tools", "redis-tools", "ray"),
     ),
     Shard(
-        title="engine contract: Kubernetes",
+        title="engine contract: Kubernetes, with a fake and with the real API server",
         tests=("tests/contract/test_engine_contract.py",),
         sources=ENGINES,
         holding="on_kubernetes",
+        needs=("kubernetes-tools",),
     ),
     Shard(
         title="Kubernetes: hostile states of a cluster, and the schemas of ten releases",
@@ -540,7 +542,11 @@ SHARDS: tuple[Shard, ...] = (
     ),
     Shard(
         title="the Kubernetes API: the client under faults, and the same contract on the fake and on a real server",
-        tests=("tests/contract/test_kubernetes_api.py", "tests/contract/test_kubernetes_faults.py"),
+        tests=(
+            "tests/contract/test_kubernetes_api.py",
+            "tests/contract/test_kubernetes_faults.py",
+            "tests/contract/test_kubernetes_rights.py",
+        ),
         sources=("engines/kubernetes",),
         needs=("kubernetes-tools",),
     ),

@@ -22,11 +22,9 @@ NODES = ("n0", "n1", "n2")
 
 
 @dataclass(slots=True, kw_only=True)
-class KubernetesRig(BenchmarkCluster):
-    """A head on a fake cluster."""
+class KubernetesHead(BenchmarkCluster):
+    """A head on a cluster that runs already."""
 
-    fake: FakeApi
-    fake_nodes: FakeNodes
     kubeconfig: str
     revivals: list[threading.Timer] = field(default_factory=list)
 
@@ -63,6 +61,14 @@ class KubernetesRig(BenchmarkCluster):
             revival.cancel()
             revival.join()
         BenchmarkCluster.stop(self)
+
+
+@dataclass(slots=True, kw_only=True)
+class KubernetesRig(KubernetesHead):
+    """A head on a fake cluster."""
+
+    fake: FakeApi
+    fake_nodes: FakeNodes
 
     def kill_node(self, name: str, signal_number: int = 9) -> float:
         """Everything on the node, which is ready again after a while."""

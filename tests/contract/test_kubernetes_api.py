@@ -140,6 +140,13 @@ def test_a_page_after_a_compaction_is_gone(api, place, maps):
     assert refusal(list, pages) == (410, "Expired")
 
 
+def test_a_dry_run_checks_and_creates_nothing(api, maps):
+    api.would_create(maps, config_map("one"))
+    assert refusal(api.get, maps, "one")[0] == 404
+    absent = dataclasses.replace(maps, namespace="no-such-namespace")
+    assert refusal(api.would_create, absent, config_map("one")) == (404, "NotFound")
+
+
 def test_a_stale_replace_is_a_conflict(api, maps):
     first = api.create(maps, config_map("one", a="1"))
     second = api.replace(maps, "one", {**first, "data": {"a": "2"}})

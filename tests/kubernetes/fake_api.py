@@ -257,7 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
                 store.bind(namespace, name, given["target"]["name"])
                 return 201, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
             case "POST":
-                return 201, store.create(kind, namespace, given, query.get("fieldManager", ""))
+                return 201, store.create(kind, namespace, given, query.get("fieldManager", ""), dry="dryRun" in query)
             case "PUT":
                 return 200, store.replace(kind, namespace, name, given, part=part)
             case "PATCH":

@@ -139,8 +139,8 @@ class FakeStore:
 
     # ---- writes ---------------------------------------------------------------------------------------------------------
 
-    def create(self, kind: Kind, namespace: str, item: Item, manager: str = "") -> Item:
-        """Create an object."""
+    def create(self, kind: Kind, namespace: str, item: Item, manager: str = "", *, dry: bool = False) -> Item:
+        """Create an object; only check it if `dry`."""
         with self.lock:
             item = copy.deepcopy(item)
             about = item.setdefault("metadata", {})
@@ -154,6 +154,8 @@ class FakeStore:
                 raise Refused(400, "BadRequest", "resourceVersion should not be set on objects to be created")
             for rule in self.admission:
                 rule(kind, item)
+            if dry:
+                return item
             about.update(
                 uid=str(uuid.uuid4()), creationTimestamp=now(), **({"namespace": namespace} if namespace else {})
             )

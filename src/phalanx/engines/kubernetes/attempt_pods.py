@@ -18,7 +18,9 @@ START_LIMIT_S: Final = 15.0  # until all pods of a gang have a node; then all ar
 START_LIMIT_MAX_S: Final = 60.0  # the same, while earlier pods of ours still end there
 IMAGE_LIMIT_S: Final = 10.0  # a registry that fails once may answer the next time
 SUPERVISOR_REPORT_S: Final = 2.0  # after the end of a pod, time for its supervisor's own report, which says more
-MISSING_S: Final = 3.0  # a pod that was created and is in no list by then is gone
+MISSING_S: Final = (
+    10.0  # a pod that was created and is in no list by then is gone; watches of a busy server are seconds late
+)
 LINGER_S: Final = 20.0  # after an attempt's end, time for its supervisors to exit before their pods are deleted
 HURRIED_GRACE_S: Final = 5  # of pods whose attempt has lost another part: no save can succeed
 _NEVER_PULLED: Final = ("InvalidImageName", "ErrImageNeverPull")

@@ -274,7 +274,7 @@ class KubernetesEngine:
         except PhalanxError as error:
             refusals = [error]
         if refusals:
-            self._deletions[key] = (order.names, 0)
+            self._deletions[key] = (order.names, attempt_pods.HURRIED_GRACE_S)
             why, cause = explain_refusal(refusals[0])
             _log.warning("job %s attempt %d: %s", job.id, attempt.epoch, why)
             self._withdraw(attempt, why, cause)

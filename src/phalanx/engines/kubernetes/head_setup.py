@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from phalanx.core.errors import BadRequest, Conflict, NotPermitted, PhalanxError
 from phalanx.engines.kubernetes import options as names
 from phalanx.engines.kubernetes.engine import FIRST_ANSWER_S, ClusterScope, KubernetesEngine
+from phalanx.engines.kubernetes.errors import KubernetesError
 from phalanx.engines.kubernetes.kubeconfig import ClusterAccess, find_access
 from phalanx.engines.kubernetes.pod_template import read_template
 from phalanx.engines.kubernetes.render import PodSettings
@@ -70,6 +71,7 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
             + (f"; nor {others}" if others else ""),
             hint=f"an administrator grants it: phalanx up --engine kubernetes --namespace {namespace} --print",
         )
+    _check_namespace(api, namespace)
     if not options[names.SHAPE] and not _follows(api, "nodes", namespace):
         raise BadRequest(
             "you may not list the nodes of this cluster, so their number and GPUs are needed",
@@ -122,6 +124,24 @@ def parse_shape(text: str) -> tuple[int, int]:
             f"--{names.SHAPE} {text}: not of the form NxG", hint=f"--{names.SHAPE} 4x8, for 4 nodes of 8 GPUs"
         )
     return int(match[1]), int(match[2])
+
+
+def _check_namespace(api: KubernetesApi, namespace: str) -> None:
+    """Let the server check a creation: the answer about rights says nothing about a namespace that does not exist.
+
+    Raises:
+        BadRequest: it does not exist.
+        KubernetesError: the server refuses objects there.
+    """
+    probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "phalanx-probe"}}
+    try:
+        api.would_create(ResourcePath("configmaps", namespace=namespace), probe)
+    except KubernetesError as error:
+        if not error.is_absent:
+            raise
+        raise BadRequest(
+            f"the cluster has no namespace {namespace}", hint="choose another with --namespace, or ask for it"
+        ) from error
 
 
 def setup_yaml(options: Mapping[str, str]) -> str:

@@ -136,6 +136,10 @@ class KubernetesApi:
         """Create an object. Raises as `get` does; 409 if it exists, also when an earlier try of this call created it."""
         return self.call("POST", path.url(query={"fieldManager": FIELD_MANAGER}), item)
 
+    def would_create(self, path: ResourcePath, item: Mapping[str, Any]) -> None:
+        """Let the server check the creation of an object, and create nothing. Raises as `create` does."""
+        self.call("POST", path.url(query={"fieldManager": FIELD_MANAGER, "dryRun": "All"}), item)
+
     def replace(self, path: ResourcePath, name: str, item: Mapping[str, Any]) -> dict[str, Any]:
         """Replace an object. Raises as `get` does; 409 if its resource version is not the newest."""
         return self.call("PUT", path.url(name, query={"fieldManager": FIELD_MANAGER}), item)

@@ -1,0 +1,76 @@
+"""The contract suite's cluster on a real API server: three nodes of two devices whose pods are processes here, and the head as a user with one Role."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.cluster import ROOT, free_port
+from phalanx.engines.kubernetes import rights
+from tests.contract.kubernetes_rig import BACK_S, NODES, KubernetesHead
+from tests.kubernetes.real_cluster import TOOLS, RealCluster
+
+USER = {"kind": "User", "name": "ada", "apiGroup": "rbac.authorization.k8s.io"}
+# The image of the pods is this machine: its folders belong to root, and this checkout is no package of its Python.
+TEMPLATE = {
+    "spec": {
+        "securityContext": None,
+        "containers": [
+            {
+                "name": "phalanx",
+                "env": [
+                    {"name": "PATH", "value": f"{ROOT}/.venv/bin:/usr/bin:/bin"},
+                    {"name": "PYTHONPATH", "value": os.path.join(ROOT, "src")},
+                ],
+            }
+        ],
+    }
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class RealKubernetesRig(KubernetesHead):
+    """A head on a real cluster."""
+
+    real: RealCluster
+
+    def kill_node(self, name: str, signal_number: int = 9) -> float:
+        """Its kubelet and everything on it, which starts again after a while."""
+        at_s = time.time()
+        self.real.kill_node(name)
+        self.revivals.append(threading.Timer(BACK_S, self.real.start_node, (name, 2)))
+        self.revivals[-1].start()
+        return at_s
+
+
+@contextlib.contextmanager
+def real_kubernetes(words: tuple[str, ...] = ()) -> Iterator[RealKubernetesRig]:
+    """See `RealKubernetesRig`."""
+    with contextlib.ExitStack() as stack:
+        home = tempfile.mkdtemp(prefix="engine-", dir=TOOLS)  # not below /tmp, where each pod has a volume of its own
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+        real = stack.enter_context(RealCluster(nodes=dict.fromkeys(NODES, 2), shared=(ROOT, home)))
+        grants = [*rights.role_objects("default", subject=USER), *rights.cluster_role_objects(USER)]
+        real.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": grants}))
+        template = os.path.join(home, "pod.yaml")
+        with open(template, "w", encoding="utf-8") as file:
+            json.dump(TEMPLATE, file)
+        rig = RealKubernetesRig(
+            home=home,
+            port=free_port(),
+            virtual="",
+            lease_s=4.0,
+            head_arguments=("--engine", "kubernetes", "--kubernetes-template", template, *words),
+            kubeconfig=real.kubeconfig(USER["name"]),
+            real=real,
+        )
+        stack.callback(rig.stop)
+        rig.start()
+        yield rig
