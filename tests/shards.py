@@ -126,6 +126,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_vllm_gateway.py",
     "tests/e2e/test_gateway_continuation.py::test_a",
     "tests/e2e/test_gateway_continuation.py::test_how",
+    "tests/e2e/test_tide.py",
     "tests/contract/test_store_postgres.py::test_kill_9_of_the_server_under_load_loses_nothing_acknowledged",
     "tests/crash/test_kill_points_postgres.py",
     "tests/crash/test_kill_points_ray.py",
@@ -385,7 +386,7 @@ SHARDS: tuple[Shard, ...] = (
     ),
     Shard(
         title="gateway: streams whose replica fails",
-        tests=("tests/e2e/test_gateway_continuation.py",),
+        tests=("tests/e2e/test_gateway_continuation.py", "tests/e2e/test_tide.py"),
         sources=("gateway",),
     ),
     Shard(

@@ -146,6 +146,23 @@ def test_fewer_only_as_far_as_a_replica_was_seen_to_go():
     assert clock.see(610, ready=2, wanted=2, in_flight=7).replicas == 1
 
 
+def test_a_wait_while_too_many_are_in_flight_teaches_nothing():
+    clock = Clock(ScaleTerms(queue_s=2.0, in_flight=14))
+    clock.see(60, ready=2, wanted=2, in_flight=20)
+    found = clock.see(ready=2, wanted=2, in_flight=32, waiting=8, oldest_wait_s=9.0)
+    assert (found.replicas, found.why) == (3, "40 requests, 14 for each replica"), "not twice as many"
+    assert clock.see(599, ready=3, wanted=3, in_flight=28) is None
+    assert clock.see(2, ready=3, wanted=3, in_flight=28).replicas == 2, "14 each, as the target says, and no fifth less"
+
+
+def test_a_wait_below_the_number_in_flight_asks_for_more_and_is_remembered():
+    clock = Clock(ScaleTerms(queue_s=2.0, in_flight=14))
+    clock.see(60, ready=2, wanted=2, in_flight=20)
+    found = clock.see(ready=2, wanted=2, in_flight=20, waiting=4, oldest_wait_s=3.0)
+    assert (found.replicas, found.why) == (3, "3.0s queue wait at 2 replicas")
+    assert clock.see(1200, ready=3, wanted=3, in_flight=20) is None, "10 each were too many: 8 are planned with"
+
+
 def test_missing_figures_begin_the_ten_minutes_again():
     clock = Clock(QUEUE)
     clock.see(590, ready=3, wanted=3)

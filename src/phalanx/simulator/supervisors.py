@@ -25,6 +25,7 @@ from phalanx.core.work.attempt import TaskExit
 from phalanx.core.work.job import PublishedCheckpoint
 
 _PORT: Final = 29500  # torchrun's default; never bound here
+_SERVICE_PORT: Final = 8000  # of replicas; likewise
 
 
 @dataclass(slots=True)
@@ -115,6 +116,7 @@ class ReplaySupervisors:
             node_id=command.node_id,
             port=_PORT if first else None,
             resume=resume,
+            service_port=0 if command.replica is None or not first else _SERVICE_PORT,
         )
 
     def _start(self, command: StartTasks, now_s: float, replies: SupervisorReplies) -> None:

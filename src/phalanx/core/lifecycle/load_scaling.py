@@ -2,11 +2,12 @@
 
 **Up** at once, when a target is missed. Requests in flight and KV use are proportional to the load, so they give the number directly. A wait or
 a time to the first token is not: the number then grows by the excess, at most to twice the replicas that are *ready*, so that figures which
-stay bad while new replicas start do not add up. Only requests that came since the number of ready replicas last changed count as evidence.
+stay bad while new replicas start do not add up. Only requests that came since the number of ready replicas last changed count as evidence, and
+none do while there are more in flight for each replica than the target for these allows: that explains the wait, and its number ends it.
 
 **Down** to the largest number that was needed within `WINDOW_S`. Hence two moves in opposite directions lie within 10 minutes only if load
-rises after a quiet 10 minutes. What a replica can take is learnt where it last missed a target; a fifth of that is kept free. Where nothing was
-ever missed, one replica fewer is tried.
+rises after a quiet 10 minutes. What a replica can take is learnt where it last missed a target for waits; a fifth of that is kept free. Where none
+was ever missed, the targets for requests in flight and KV use give the number, and without these one replica fewer is tried.
 
 **To zero** after `idle_s` without any request.
 """
@@ -27,7 +28,7 @@ WINDOW_S: Final = 600.0
 ANSWERS_S: Final = 5.0  # answers of so many seconds are judged together
 SLOW_SHARE: Final = 0.9  # quantile of times to the first token
 SLOW_MIN: Final = 3  # slow streams without which the quantile is noise
-HEADROOM: Final = 0.8  # of what a replica took when it last missed a target
+HEADROOM: Final = 0.8  # of what a replica took when it last missed a target for waits
 GROWTH: Final = 2.0  # most of one decision, relative to the ready replicas
 DOWN_EVERY_S: Final = 60.0  # between two decisions for fewer
 _GAP_S: Final = 30.0  # figures that are missing for longer begin the window again
@@ -53,7 +54,7 @@ class LoadWindow:
     active_s: float = -math.inf  # when there was a request last
     ready: int = -1
     ready_s: float = -math.inf  # since when so many are ready
-    capacity: float = 0.0  # requests that a replica worked on when a target was last missed; 0: never
+    capacity: float = 0.0  # requests that a replica worked on when a target for waits was last missed; 0: never
     down_s: float = -math.inf  # the last decision for fewer
     ttft_s: float = 0.0  # of the newest figures, SLOW_SHARE of the streams
     _answers: deque[tuple[float, LogHistogram]] = field(default_factory=deque)
@@ -73,11 +74,10 @@ class LoadWindow:
             may_be_zero: no replica is needed without requests.
         """
         self._observe(load, now_s, ready)
-        need, why = self._missed_target(terms, load, now_s)
-        missed = need > ready
-        if missed and ready and load.answering:
+        need, why, late = self._missed_target(terms, load, now_s)
+        if late and load.answering:
             self.capacity = load.answering / ready
-        enough = self._enough(terms, load, missed=missed)
+        enough = self._enough(terms, load, late=late)
         self._record_need(max(need, enough), now_s)
         if need > wanted:
             return ScaleDecision(need, why)
@@ -106,8 +106,8 @@ class LoadWindow:
         while self._answers[0][0] <= now_s - ANSWERS_S:
             self._answers.popleft()
 
-    def _missed_target(self, terms: ScaleTerms, load: ServiceLoad, now_s: float) -> tuple[int, str]:
-        """The number of replicas that the targets need now, and which target is missed; "" for none."""
+    def _missed_target(self, terms: ScaleTerms, load: ServiceLoad, now_s: float) -> tuple[int, str, bool]:
+        """The number of replicas that the targets need now, which target is missed ("" for none), and whether requests wait too long."""
         needs: list[tuple[int, str]] = []
         ready, since_s = self.ready, now_s - self.ready_s
         at = f"at {ready} {'replica' if ready == 1 else 'replicas'}"
@@ -120,14 +120,16 @@ class LoadWindow:
             )
         if terms.kv is not None and ready and load.kv > terms.kv:
             needs.append((math.ceil(ready * load.kv / terms.kv), f"{load.kv:.0%} of the KV cache in use {at}"))
+        by_number = len(needs)
         wait_s = min(load.oldest_wait_s, since_s)
-        if terms.queue_s is not None and ready and load.waiting and wait_s >= terms.queue_s:
+        explained = terms.in_flight is not None and load.total > terms.in_flight * ready
+        if terms.queue_s is not None and ready and load.waiting and wait_s >= terms.queue_s and not explained:
             needs.append((self._grown(wait_s / terms.queue_s), f"{format_duration(wait_s)} queue wait {at}"))
         self.ttft_s = self._slowness(terms, load, since_s)
-        if terms.ttft_s is not None and ready and self.ttft_s > terms.ttft_s:
+        if terms.ttft_s is not None and ready and self.ttft_s > terms.ttft_s and not explained:
             text = f"{format_latency(self.ttft_s)} to the first token {at}"
             needs.append((self._grown(self.ttft_s / terms.ttft_s), text))
-        return max(needs, default=(0, ""))
+        return *max(needs, default=(0, "")), len(needs) > by_number
 
     def _slowness(self, terms: ScaleTerms, load: ServiceLoad, since_s: float) -> float:
         """The time to the first token of 9 of 10 streams; those count as well that have waited longer than the target already."""
@@ -141,8 +143,8 @@ class LoadWindow:
     def _grown(self, excess: float) -> int:
         return max(self.ready + 1, math.ceil(self.ready * min(GROWTH, excess)))
 
-    def _enough(self, terms: ScaleTerms, load: ServiceLoad, *, missed: bool) -> int:
-        """The number of replicas that would do for this load."""
+    def _enough(self, terms: ScaleTerms, load: ServiceLoad, *, late: bool) -> int:
+        """The number of replicas that would do for this load. `late`: requests wait longer than a target for waits allows."""
         if not load.total and not load.arrived:
             return 0
         needs = [1]
@@ -153,8 +155,8 @@ class LoadWindow:
         if terms.queue_s is not None or terms.ttft_s is not None:
             if self.capacity:
                 needs.append(math.ceil(load.total / (HEADROOM * self.capacity)))
-            else:
-                needs.append(self.ready if missed else self.ready - 1)
+            elif late or (terms.in_flight is None and terms.kv is None):
+                needs.append(self.ready if late else self.ready - 1)
         return max(needs)
 
     def _record_need(self, need: int, now_s: float) -> None:

@@ -11,7 +11,9 @@ import itertools
 import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 from random import Random
+from typing import Final
 
 from phalanx.core.lifecycle.load_scaling import LoadWindow
 from phalanx.core.work.services.log_histogram import class_of
@@ -50,104 +52,100 @@ class ScaleMove:
 @dataclass(slots=True)
 class _Stream:
     came_s: float
-    begun_s: float = -1.0  # when a replica began with it
 
 
 @dataclass(slots=True, eq=False)
 class _Engine:
     running: int = 0
+    load: int = 0  # those that run and those in its line
     line: deque[_Stream] = field(default_factory=deque)
-    leaving: bool = False
-
-    @property
-    def load(self) -> int:
-        return self.running + len(self.line)
 
 
-class SimulatedService:
-    """See the module. `step` is one second.
+_LOAD: Final = attrgetter("load")
+
+
+class SimulatedTraffic:
+    """The requests of one service and its replicas, which others start and end.
 
     Args:
         terms: targets of the service.
-        low, high: range of the number of replicas.
         rate: of its requests.
         engine: how its replicas behave.
         dice: draws arrivals and lengths.
+
+    Attributes:
+        kept: streams whose first token came within the target, of those `served`.
+        busy_s: seconds of answers, over all replicas; a replica has `engine.streams` of them in a second at most.
     """
 
-    def __init__(self, terms: ScaleTerms, low: int, high: int, rate: Rate, engine: EngineModel, dice: Random) -> None:
-        self.terms, self.low, self.high, self.rate, self.engine = terms, low, high, rate, engine
-        self.wanted = low
+    def __init__(self, terms: ScaleTerms, rate: Rate, engine: EngineModel, dice: Random) -> None:
+        self.terms, self.rate, self.engine = terms, rate, engine
         self.now_s = 0.0
-        self.moves: list[ScaleMove] = []
-        self.first_tokens: Counter[int] = Counter()
-        self.kept = self.served = 0  # streams whose first token came within the target, and all
-        self.reaction_max_s = 0.0
-        self.engines: list[_Engine] = [_Engine() for _ in range(low)]
-        self.starting: list[float] = []  # when each will serve
+        self.kept = self.served = 0
+        self.busy_s = 0.0
+        self.engines: dict[object, _Engine] = {}
+        self.unanswered: dict[int, _Stream] = {}
+        self.waiting: deque[_Stream] = deque()
+        self._leaving: list[_Engine] = []
         self._dice = dice
-        self._window = LoadWindow()
-        self._waiting: deque[_Stream] = deque()
         self._ends: list[tuple[float, int, _Engine]] = []  # ends of answers
         self._firsts: list[tuple[float, int, _Stream]] = []  # first tokens to come
         self._number = 0
         self._new_firsts: Counter[int] = Counter()
-        self._unanswered: dict[int, _Stream] = {}
-        self._late_since_s: float | None = None
-        self._ready = (low, 0.0)  # replicas that serve, and since when
 
-    def step(self, *, room: int | None = None) -> None:
-        """Pass one second. `room`: replicas that may exist now, for lack of GPUs; None for all that are wanted."""
-        end_s = self.now_s + 1.0
-        arrivals = self._arrivals(end_s)
-        self._start_replicas(room)
-        for came_s in arrivals:
-            self._advance(came_s)
-            stream = _Stream(came_s)
-            self._number += 1
-            self._unanswered[id(stream)] = stream
-            self._waiting.append(stream)
-            self._hand_out(came_s)
-        self._advance(end_s)
-        self.now_s = end_s
-        self._decide(len(arrivals))
+    def add_replica(self, key: object) -> None:
+        """A replica is ready."""
+        self.engines[key] = _Engine()
+        self._hand_out(self.now_s)
 
-    def _arrivals(self, end_s: float) -> list[float]:
-        rate, found, at_s = self.rate(self.now_s), [], self.now_s
+    def remove_replica(self, key: object) -> None:
+        """A replica gets no more requests, and finishes those that it has."""
+        leaving = self.engines.pop(key, None)
+        if leaving is not None:
+            self._leaving.append(leaving)
+
+    def forget(self) -> None:
+        """Count `kept`, `served` and `busy_s` from now on."""
+        self.kept = self.served = 0
+        self.busy_s = 0.0
+
+    def pass_second(self) -> ServiceLoad:
+        """Pass one second; returns the load at its end."""
+        end_s, arrived = self.now_s + 1.0, 0
+        rate, at_s = self.rate(self.now_s), self.now_s
         while rate > 0:
             at_s += self._dice.expovariate(rate)
             if at_s >= end_s:
                 break
-            found.append(at_s)
-        return found
-
-    def _start_replicas(self, room: int | None) -> None:
-        target = self.wanted if room is None else min(self.wanted, room)
-        staying = [one for one in self.engines if not one.leaving]
-        due = [at_s for at_s in self.starting if at_s <= self.now_s]
-        self.starting = [at_s for at_s in self.starting if at_s > self.now_s]
-        for _ in due:
-            staying.append(_Engine())
-            self.engines.append(staying[-1])
-        while len(staying) + len(self.starting) > target:
-            if self.starting:
-                self.starting.pop()
-            else:
-                leaving = min(staying, key=lambda one: one.load)
-                staying.remove(leaving)
-                leaving.leaving = True
-        while len(staying) + len(self.starting) < target:
-            self.starting.append(self.now_s + self.engine.start_s)
-        self.engines = [one for one in self.engines if not one.leaving or one.load]
-        self._hand_out(self.now_s)
+            arrived += 1
+            self._advance(at_s)
+            stream = _Stream(at_s)
+            self.unanswered[id(stream)] = stream
+            self.waiting.append(stream)
+            self._hand_out(at_s)
+        self._advance(end_s)
+        self.now_s = end_s
+        self._leaving = [one for one in self._leaving if one.load]
+        running = (*self.engines.values(), *self._leaving)
+        self.busy_s += sum(one.running for one in running)
+        first_tokens = dict(self._new_firsts)
+        self._new_firsts.clear()
+        return ServiceLoad(
+            in_flight=sum(one.load for one in running),
+            waiting=len(self.waiting),
+            oldest_wait_s=end_s - self.waiting[0].came_s if self.waiting else 0.0,
+            arrived=arrived,
+            first_tokens=first_tokens,
+            unanswered=dict(Counter(class_of(end_s - one.came_s) for one in self.unanswered.values())),
+        )
 
     def _hand_out(self, now_s: float) -> None:
-        while self._waiting:
-            free = [one for one in self.engines if not one.leaving and one.load < self.engine.limit]
-            if not free:
+        while self.waiting:
+            chosen = min(self.engines.values(), key=_LOAD, default=None)
+            if chosen is None or chosen.load >= self.engine.limit:
                 return
-            chosen = min(free, key=lambda one: one.load)
-            chosen.line.append(self._waiting.popleft())
+            chosen.load += 1
+            chosen.line.append(self.waiting.popleft())
             self._begin(chosen, now_s)
 
     def _begin(self, engine: _Engine, now_s: float) -> None:
@@ -164,30 +162,57 @@ class SimulatedService:
         while self._ends and self._ends[0][0] <= now_s:
             at_s, _, engine = heapq.heappop(self._ends)
             engine.running -= 1
+            engine.load -= 1
             self._begin(engine, at_s)
             self._hand_out(at_s)
         while self._firsts and self._firsts[0][0] <= now_s:
             at_s, _, stream = heapq.heappop(self._firsts)
             took_s = at_s - stream.came_s
-            self._unanswered.pop(id(stream), None)
+            self.unanswered.pop(id(stream), None)
             self._new_firsts[class_of(took_s)] += 1
-            self.first_tokens[class_of(took_s)] += 1
             self.served += 1
             self.kept += self.terms.ttft_s is None or took_s <= self.terms.ttft_s
 
-    def _decide(self, arrived: int) -> None:
-        staying = [one for one in self.engines if not one.leaving]
-        load = ServiceLoad(
-            in_flight=sum(one.load for one in self.engines),
-            waiting=len(self._waiting),
-            oldest_wait_s=self.now_s - self._waiting[0].came_s if self._waiting else 0.0,
-            arrived=arrived,
-            first_tokens=dict(self._new_firsts),
-            unanswered=dict(Counter(class_of(self.now_s - one.came_s) for one in self._unanswered.values())),
-        )
-        self._new_firsts.clear()
+
+class SimulatedService(SimulatedTraffic):
+    """A service whose replicas need no GPUs: each starts in `engine.start_s`. `step` is one second.
+
+    Args:
+        low, high: range of the number of replicas.
+    """
+
+    def __init__(self, terms: ScaleTerms, low: int, high: int, rate: Rate, engine: EngineModel, dice: Random) -> None:
+        super().__init__(terms, rate, engine, dice)
+        self.low, self.high = low, high
+        self.wanted = low
+        self.moves: list[ScaleMove] = []
+        self.reaction_max_s = 0.0
+        self.starting: list[float] = []  # when each will serve
+        self._window = LoadWindow()
+        self._late_since_s: float | None = None
+        self._ready = (low, 0.0)  # replicas that serve, and since when
+        for number in range(low):
+            self.add_replica(number)
+        self._next = low
+
+    def step(self) -> None:
+        """Pass one second."""
+        for _ in [at_s for at_s in self.starting if at_s <= self.now_s]:
+            self.add_replica(self._next)
+            self._next += 1
+        self.starting = [at_s for at_s in self.starting if at_s > self.now_s]
+        while len(self.engines) + len(self.starting) > self.wanted:
+            if self.starting:
+                self.starting.pop()
+            else:
+                self.remove_replica(min(self.engines, key=lambda key: self.engines[key].load))
+        while len(self.engines) + len(self.starting) < self.wanted:
+            self.starting.append(self.now_s + self.engine.start_s)
+        self._decide(self.pass_second())
+
+    def _decide(self, load: ServiceLoad) -> None:
         found = self._window.decide(
-            self.terms, load, self.now_s, ready=len(staying), wanted=self.wanted, may_be_zero=self.low == 0
+            self.terms, load, self.now_s, ready=len(self.engines), wanted=self.wanted, may_be_zero=self.low == 0
         )
         after = self.wanted if found is None else max(self.low, min(self.high, found.replicas))
         self._time_reaction(up=after > self.wanted)
@@ -201,12 +226,12 @@ class SimulatedService:
         They do if 3 of them, and a tenth of those of 5 s, are over the target without a first token. Those that came before the newest replica
         may be in the line of another one, and say nothing.
         """
-        ready = sum(not one.leaving for one in self.engines)
+        ready = len(self.engines)
         if ready != self._ready[0]:
             self._ready = (ready, self.now_s)
         since_s = self._ready[1]
         limit_s = min(one for one in (self.terms.ttft_s, self.terms.queue_s, math.inf) if one is not None)
-        counted = list(self._unanswered.values()) if self.terms.ttft_s is not None else list(self._waiting)
+        counted = list(self.unanswered.values()) if self.terms.ttft_s is not None else list(self.waiting)
         late = sorted(
             late_s for one in counted if one.came_s >= since_s and (late_s := self.now_s - one.came_s - limit_s) > 0
         )
