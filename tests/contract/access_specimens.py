@@ -386,6 +386,7 @@ SPECIMENS = {
     "POST /v1/services": lambda case: Ask("/v1/services", {**template(f"new-{case.number}"), "project": "nlp"}),
     "GET /v1/services": plain("/v1/services"),
     "GET /v1/services/{service_id}": lambda case: Ask(f"/v1/services/{case.service()}"),
+    "GET /v1/services/{service_id}/load": lambda case: Ask(f"/v1/services/{case.service()}/load"),
     "GET /v1/services/{service_id}/request": lambda case: Ask(f"/v1/services/{case.service()}/request"),
     "PATCH /v1/services/{service_id}": change_service,
     "POST /v1/gateways/load": lambda case: Ask("/v1/gateways/load", {"gateway": "gateway-1", "services": []}),

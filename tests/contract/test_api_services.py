@@ -194,6 +194,10 @@ def test_load_is_taken_from_those_who_may_change_the_service(n0, call):
     assert (found["service"]["desired"], found["service"]["load_why"]) == (1, "a request waits for the first replica")
     assert found["service"]["scale"] == {"queue": "2s", "in_flight": "4", "idle": "10m"}
     assert (found["load"]["waiting"], found["load"]["gateways"]) == (1, 1)
+    was = call("viewer", "GET", "/v1/services/web/load?span_s=86400").json()
+    assert (was["service"], was["step_s"], was["wanted"]) == ("web", 300, []), "no point has ended"
+    assert call("viewer", "GET", "/v1/services/none/load").status_code == 404
+    assert call("viewer", "GET", "/v1/services/web/load?span_s=1").status_code == 400
     least = call("user", "PATCH", "/v1/services/web", {"replicas": 2}).json()["service"]["least"]
     found = show(call)["service"]
     assert (found["desired"], found["load_why"], found["load_s"]) == (2, "", None), "the number is set by hand"

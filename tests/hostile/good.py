@@ -310,6 +310,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                         "first_tokens": {"50": 2},
                         "unanswered": {"60": 1},
                         "kv": 0.5,
+                        "tokens": 90,
                     }
                 ],
             }

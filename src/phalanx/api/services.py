@@ -11,6 +11,7 @@ from phalanx.api.auth.secret_seal import SecretKeys
 from phalanx.controller.leases import Renewal
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.read_snapshot import ReadSnapshot
+from phalanx.controller.services.load_history import LoadPoint
 from phalanx.controller.services.load_scaler import LoadNow
 from phalanx.controller.step_result import Answer
 from phalanx.controller.telemetry import Telemetry
@@ -106,6 +107,10 @@ class ControllerClient(Protocol):
 
     def load_of(self, service_id: ServiceId) -> LoadNow | None:
         """Return the load of a service now; None if no gateway has reported it for a while."""
+
+    def load_history(self, service_id: ServiceId, span_s: float) -> tuple[int, list[LoadPoint]]:
+        """Return how the load of a service was: the seconds of a point, and the points, the oldest first."""
+        ...
 
     @property
     def feasibility(self) -> FeasibilityChecker | None:

@@ -1,4 +1,4 @@
-"""Counts the load of services whose number of replicas follows it, and reports it to the head each second."""
+"""Counts the load of services, and reports it to the head each second: of those whose number of replicas follows it, and of those with requests."""
 
 from __future__ import annotations
 
@@ -46,10 +46,13 @@ class StreamTimer:
 
 
 class LoadMeter:
-    """What is counted of one service between two reports. `unanswered`: streams without a first token; `waiting`: since when requests wait."""
+    """What is counted of one service between two reports. `unanswered`: streams without a first token; `waiting`: since when requests wait.
+
+    `tokens`: of answers that ended.
+    """
 
     def __init__(self) -> None:
-        self.arrived = 0
+        self.arrived = self.tokens = 0
         self.first_tokens: Counter[int] = Counter()
         self.unanswered: dict[int, StreamTimer] = {}
         self.waiting: dict[int, float] = {}
@@ -69,8 +72,8 @@ class LoadMeter:
 
     def take(self, service: RoutedService, now_s: float) -> LoadOfService:
         """Return the load since the last call and now."""
-        arrived, first_tokens = self.arrived, dict(self.first_tokens)
-        self.arrived = 0
+        arrived, tokens, first_tokens = self.arrived, self.tokens, dict(self.first_tokens)
+        self.arrived = self.tokens = 0
         self.first_tokens.clear()
         replicas = service.replicas.values()
         return LoadOfService(
@@ -82,6 +85,7 @@ class LoadMeter:
             first_tokens=first_tokens,
             unanswered=dict(Counter(class_of(now_s - one.began_s) for one in self.unanswered.values())),
             kv=sum(one.cache_use for one in replicas) / max(1, len(replicas)),
+            tokens=tokens,
         )
 
 
@@ -127,9 +131,9 @@ class LoadReporter:
     async def report(self) -> None:
         """Report the load now. Figures that the head does not take over are lost: newer ones follow."""
         now_s = time.monotonic()
-        followed = {name: one for name, one in self._table.services.items() if one.view.scale}
-        loads = [self.meter(name).take(service, now_s) for name, service in sorted(followed.items())]
-        for name in [name for name, one in self._meters.items() if name not in followed]:
+        services = sorted(self._table.services.items())
+        loads = [self.meter(name).take(one, now_s) for name, one in services if one.view.scale or name in self._meters]
+        for name in [name for name in self._meters if name not in self._table.services]:
             if not (self._meters[name].unanswered or self._meters[name].waiting):
                 del self._meters[name]
         if loads:

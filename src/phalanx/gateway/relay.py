@@ -211,6 +211,7 @@ class RequestRelay:
                     answer = await self._serve_within(asked.timeout_s, request, service, wanted, body, account, timer)
             finally:
                 account.close()
+                self.head.load.meter(name).tokens += account.answer_tokens
         except _Answered as given:
             answer = given.answer
         except Refused as refused:

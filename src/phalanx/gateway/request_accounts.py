@@ -88,6 +88,11 @@ class RequestAccount:
         """The headers of the answer with the client's limits."""
         return limit_headers(self._reservation.states)
 
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of the answer that were counted."""
+        return self._answer
+
     @contextmanager
     def at_replica(self, job_id: str) -> Iterator[None]:
         """Count the time at a replica."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from phalanx.core.ids import ServiceId
 from phalanx.core.units import format_latency
 from phalanx.core.work.job import JobState
 from phalanx.core.work.services.service import ServiceState
@@ -13,14 +14,17 @@ from phalanx.web.html import Child, Html, element, facts, join, link, table
 from phalanx.wire.api.services import LoadView, ServiceDetail, ServiceView, replica_state
 
 
-def services_page(services: Sequence[ServiceView], more: int, viewer: Viewer) -> Html:
-    """Return services by name. `more`: how many follow on further pages."""
+def services_page(
+    services: Sequence[ServiceView], loads: Mapping[ServiceId, LoadView | None], more: int, viewer: Viewer
+) -> Html:
+    """Return services by name. `loads`: of those that gateways report. `more`: how many follow on further pages."""
     rows = [
         (
             link(one.name, "services", one.name),
             state_word(one.state.value),
             _readiness(one),
             _rollout(one),
+            _load(loads.get(one.name)),
             one.user,
             one.queue,
             one.gpus,
@@ -29,7 +33,18 @@ def services_page(services: Sequence[ServiceView], more: int, viewer: Viewer) ->
         )
         for one in services
     ]
-    titles = ("Service", "State", "Replicas", "Revision", "User", "Queue", "GPUs each", "Endpoints", "Waits for")
+    titles = (
+        "Service",
+        "State",
+        "Replicas",
+        "Revision",
+        "Load",
+        "User",
+        "Queue",
+        "GPUs each",
+        "Endpoints",
+        "Waits for",
+    )
     shown = table(
         titles, rows, caption="Services", empty="There are no services. Submit a job file with type: service."
     )
@@ -131,7 +146,8 @@ def _load(load: LoadView | None) -> str:
         return ""
     waits = f" for up to {format_latency(load.oldest_wait_s)}" if load.waiting else ""
     first = f"; first token {format_latency(load.ttft_s)}" if load.ttft_s else ""
-    return f"{load.in_flight} in flight, {load.waiting} waiting{waits}{first}; {load.needed} replicas needed"
+    needed = f"{load.needed} {'replica' if load.needed == 1 else 'replicas'} needed"
+    return f"{load.in_flight} in flight, {load.waiting} waiting{waits}{first}; {needed}"
 
 
 def _rollout(service: ServiceView) -> Html:

@@ -11,7 +11,7 @@ from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.pages.responses import error_page, page_response, viewer_of
 from phalanx.api.routes.services import known_service
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
-from phalanx.api.views.services import service_detail, service_views
+from phalanx.api.views.services import load_view, service_detail, service_views
 from phalanx.core.access.caller import may_access_job
 from phalanx.core.ids import ServiceId
 from phalanx.core.state.records import SERVICES
@@ -33,7 +33,8 @@ async def show_services(request: Request, after: str = "") -> Response:
         alive = (one for one in services.store.records(SERVICES) if not one.stopped_by and one.id > after)
         found = sorted(alive, key=lambda one: one.id)
         shown = service_views(services, caller, found[:SERVICES_SHOWN])
-        return service_pages.services_page(shown, len(found) - len(shown), viewer)
+        loads = {one.name: load_view(services, one.name) for one in shown}
+        return service_pages.services_page(shown, loads, len(found) - len(shown), viewer)
 
     return page_response(request, await run_in_thread(read))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,6 +15,7 @@ from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.routes.submit import submit_request, submitted_spec
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
+from phalanx.api.views.load_history import load_history_view
 from phalanx.api.views.services import service_detail, service_views
 from phalanx.core.access.caller import Caller, may_access_job
 from phalanx.core.access.membership import is_open
@@ -28,7 +30,14 @@ from phalanx.core.work.sign_in import PROVIDER
 from phalanx.core.work.users import Action
 from phalanx.ports.store import Store
 from phalanx.wire.api.jobs import JobBody
-from phalanx.wire.api.services import ProjectTerms, ServiceChange, ServiceDetail, ServiceList, ServiceReply
+from phalanx.wire.api.services import (
+    LoadHistoryReply,
+    ProjectTerms,
+    ServiceChange,
+    ServiceDetail,
+    ServiceList,
+    ServiceReply,
+)
 
 _CHANGES: Final = ("spec", "revision", "replicas", "asleep", "awake")
 routes = RouteTable()
@@ -54,6 +63,16 @@ async def show_service(request: Request, service_id: ServiceId) -> Response:
     services, caller = runtime_of(request).services, caller_of(request)
     service = known_service(services.store, service_id)
     return json_response(await run_in_thread(service_detail, services, caller, service))
+
+
+@routes.get("/v1/services/{service_id}/load", Action.VIEW, reply=LoadHistoryReply)
+async def show_load(
+    request: Request, service_id: ServiceId, span_s: Annotated[float, Query(ge=10, le=1e9)] = 3600.0
+) -> Response:
+    """Show how the load of a service was: the last hour in points of 10 s, or the last day in points of 5 minutes."""
+    services = runtime_of(request).services
+    known_service(services.store, service_id)
+    return json_response(load_history_view(services, service_id, span_s))
 
 
 @routes.post("/v1/services", Action.SUBMIT, body=JobBody, reply=ServiceReply, status=201)

@@ -60,12 +60,13 @@ def service_detail(services: HeadServices, caller: Caller, service: Service) -> 
             for one, older in zip_longest(revisions, revisions[1:])
         ],
         replicas=live_job_views(services, caller, list(unique.values())),
-        load=_load_view(services, service),
+        load=load_view(services, service.id),
     )
 
 
-def _load_view(services: HeadServices, service: Service) -> LoadView | None:
-    found = services.controller.load_of(service.id)
+def load_view(services: HeadServices, service_id: ServiceId) -> LoadView | None:
+    """Return the load of a service now; None if no gateway reports it."""
+    found = services.controller.load_of(service_id)
     if found is None:
         return None
     load = found.load

@@ -1,4 +1,4 @@
-"""Lets the number of replicas of services follow their load: applies `core.lifecycle.load_scaling` to what gateways report.
+"""Lets the number of replicas of services follow their load: applies `core.lifecycle.load_scaling` to what gateways report, and keeps its history.
 
 Reports are kept in memory only: one of a gateway each second, which would be too many for the store. Only a decision changes the record of its
 service. A starting head keeps the number of the record, and needs a whole window of figures before it decides for fewer.
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.controller.requests.services import add_service_history
+from phalanx.controller.services.load_history import LoadHistory
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import TryLater
 from phalanx.core.ids import ServiceId, UserId
@@ -19,11 +20,13 @@ from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.records import REVISIONS, SERVICES
 from phalanx.core.state.reports import LoadObserved
 from phalanx.core.state.world import World
+from phalanx.core.work.services.scale_terms import ScaleTerms
 from phalanx.core.work.services.service import Revision, Service
 from phalanx.core.work.services.service_load import ServiceLoad, sum_loads
 
 LOAD: Final = UserId("load")  # `by` of what the load decides
 REPORT_LIVES_S: Final = 5.0  # a gateway that is silent for longer counts as dead
+NO_TARGETS: Final = ScaleTerms()
 GATEWAYS_MAX: Final = 64  # of one user, so that its reports displace none of others
 
 
@@ -49,12 +52,14 @@ class LoadScaler:
     """See the module.
 
     Attributes:
+        history: how the load was. Written under the controller's guard, as all of this.
         _now: the newest load of each service that was reported; entries are replaced, never changed.
         _reports: the newest report of each gateway.
         _touched: services with new figures.
     """
 
     world: World
+    history: LoadHistory = field(default_factory=LoadHistory)
     _now: dict[ServiceId, LoadNow] = field(default_factory=dict)
     _reports: dict[tuple[UserId, str], _GatewayReport] = field(default_factory=dict)
     _windows: dict[ServiceId, LoadWindow] = field(default_factory=dict)
@@ -81,39 +86,39 @@ class LoadScaler:
             if service is None or service.stopped_by:
                 self._forget(service_id)
                 continue
-            revision = self.world.table(REVISIONS)[service_id, service.revision]
-            if revision.terms.scale is not None:
-                self._decide(context, service, revision)
-            else:
-                self._forget(service_id)
+            self._take_over(context, service, self.world.table(REVISIONS)[service_id, service.revision])
 
     def load_of(self, service_id: ServiceId, boot_s: float) -> LoadNow | None:
         """The load of a service, unless it is too old to say anything. May be called on any thread."""
         found = self._now.get(service_id)
         return None if found is None or boot_s - found.at_s > REPORT_LIVES_S else found
 
-    def _decide(self, context: StepContext, service: Service, revision: Revision) -> None:
+    def _take_over(self, context: StepContext, service: Service, revision: Revision) -> None:
         terms, now_s = revision.terms, context.now.boot_s
-        assert terms.scale is not None  # checked by the caller
         loads = [load for one in self._reports.values() if (load := one.loads.get(service.id)) is not None]
         load = sum_loads(loads)
         for one in self._reports.values():  # what came since the report before is counted once
             if (seen := one.loads.get(service.id)) is not None:
-                one.loads[service.id] = replace(seen, arrived=0, first_tokens={})
+                one.loads[service.id] = replace(seen, arrived=0, first_tokens={}, tokens=0)
         desired = desired_replicas(service, revision)
         asleep = min(service.asleep, desired) if terms.sleep else 0
         ready = sum(
             job_id in self.world.attempts and self.world.attempts[job_id].serving
             for job_id in self.world.relations.replicas.get(service.id, ())
         )
-        window = self._windows.setdefault(service.id, LoadWindow())
+        wanted = desired - asleep
+        self.history.add(service.id, load, context.now.wall_s, ready=ready, wanted=wanted)
         least = 0 if service.scale == 0 else replicas_min(service, revision)
-        decision = window.decide(terms.scale, load, now_s, ready=ready, wanted=desired - asleep, may_be_zero=least == 0)
-        needed = desired - asleep if decision is None else decision.replicas
+        window = self._windows.setdefault(service.id, LoadWindow())
+        targets = terms.scale or NO_TARGETS
+        decision = window.decide(targets, load, now_s, ready=ready, wanted=wanted, may_be_zero=least == 0)
+        if terms.scale is None:
+            decision = None
+        needed = wanted if decision is None else decision.replicas
         self._now[service.id] = LoadNow(load=load, gateways=len(loads), ttft_s=window.ttft_s, needed=needed, at_s=now_s)
         if decision is not None:
             number = max(least, min(terms.replicas_max, decision.replicas))
-            if number != desired - asleep:
+            if number != wanted:
                 self._apply(context, service, revision, ScaleDecision(number, decision.why))
 
     def _apply(self, context: StepContext, service: Service, revision: Revision, decision: ScaleDecision) -> None:
@@ -139,3 +144,4 @@ class LoadScaler:
     def _forget(self, service_id: ServiceId) -> None:
         self._windows.pop(service_id, None)
         self._now.pop(service_id, None)
+        self.history.forget(service_id)

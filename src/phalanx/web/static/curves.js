@@ -13,13 +13,15 @@ const uplot = () =>
 
 const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** Draw one chart into `box`. `lines`: [label, values, dash?]; `show` formats a value; `time`: xs are Unix seconds; `stepped`: a value lasts; `apart`: each line has its own summary. */
+/**
+ * Draw one chart into `box`. `lines`: [label, values, dash?]; `show` formats a value; `time`: xs are Unix seconds; `stepped`: a value lasts; `apart`: each line has its own summary.
+ * Returns `update(xs, lines)`, which shows other values in it.
+ */
 export async function drawCurve(box, { title, xs, lines, show, time, top, stepped = false, apart = false }) {
   const Plot = await uplot();
-  const words = apart ? lines.map((line) => `${line[0]}: ${summary([line], show)}`).join("; ") : summary(lines, show);
+  const words = (lines) => (apart ? lines.map((line) => `${line[0]}: ${summary([line], show)}`).join("; ") : summary(lines, show));
   const place = document.createElement("div");
   place.setAttribute("role", "img");
-  place.setAttribute("aria-label", `${title}: ${words}`);
   box.append(place);
   const line = { stroke: () => ink("--line") }; // asked at each drawing: paper has other colours
   const axis = { stroke: () => ink("--soft"), grid: line, ticks: line };
@@ -45,8 +47,16 @@ export async function drawCurve(box, { title, xs, lines, show, time, top, steppe
   for (const query of ["print", "(prefers-color-scheme: dark)"]) matchMedia(query).addEventListener("change", () => plot.redraw());
   const note = document.createElement("p");
   note.className = "note";
-  note.textContent = words;
   place.append(note);
+  const describe = (lines) => {
+    note.textContent = words(lines);
+    place.setAttribute("aria-label", `${title}: ${note.textContent}`);
+  };
+  describe(lines);
+  return (xs, lines) => {
+    plot.setData([xs, ...lines.map(([, values]) => values)]);
+    describe(lines);
+  };
 }
 
 /** A row of buttons, of which one is pressed; `choose` is called with its value, now and at each press. */

@@ -1,12 +1,15 @@
-// A service: scale, sleep, wake, return to a revision and stop, for those who may change it.
+// A service: how its load is and was; scale, sleep, wake, return to a revision and stop, for those who may change it.
 import { actionBar } from "./actions.js";
-import { path } from "./head.js";
+import { ask, path } from "./head.js";
+import { showLoad } from "./service-load.js";
+import { refresh } from "./tables.js";
 
 const live = document.getElementById("live");
 const number = (label, value, min = 0) => ({ label, value, type: "number", min, max: 1000000, step: 1, required: true });
 
 export function start() {
   actionBar(live, commands);
+  showLoad((span) => ask(`/v1${path("services", live.dataset.service, "load")}?span_s=${span}`), live, refresh);
 }
 
 /** @returns {import("./actions.js").Command[]} */

@@ -71,6 +71,7 @@ class LoadOfService(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     first_tokens: Counts = {}
     unanswered: Counts = {}
     kv: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    tokens: Count = 0
 
     def load(self) -> ServiceLoad:
         """The figures."""
@@ -82,6 +83,7 @@ class LoadOfService(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             first_tokens=self.first_tokens,
             unanswered=self.unanswered,
             kv=self.kv,
+            tokens=self.tokens,
         )
 
 

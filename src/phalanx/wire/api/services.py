@@ -10,6 +10,7 @@ from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, ServiceId, UserI
 from phalanx.core.work.job import JobState
 from phalanx.core.work.services.revision_changes import KeyChange
 from phalanx.core.work.services.service import ServiceState
+from phalanx.wire.api.history import Column
 from phalanx.wire.api.jobs import JobView
 
 
@@ -112,6 +113,29 @@ class LoadView(msgspec.Struct, frozen=True, kw_only=True):
     kv: float
     gateways: int
     needed: int
+
+
+class LoadHistoryReply(msgspec.Struct, frozen=True, kw_only=True):
+    """How the load of a service was, by columns: a value for each point, None where no gateway reported. The head keeps it in memory.
+
+    Attributes:
+        begin_s: Unix time of the first point; each covers `step_s` seconds.
+        requests_per_s, tokens_per_s: requests that came, and tokens of answers that ended.
+        ttft_s: time to the first token of 9 of 10 streams; None without any.
+        in_flight, waiting: the most requests at one time that replicas had, and that waited for one.
+        ready, wanted: replicas, those that sleep not counted.
+    """
+
+    service: ServiceId
+    begin_s: int
+    step_s: int
+    requests_per_s: Column
+    tokens_per_s: Column
+    ttft_s: Column
+    in_flight: Column
+    waiting: Column
+    ready: Column
+    wanted: Column
 
 
 class ServiceDetail(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ class ServiceLoad:
         first_tokens: times to the first token in seconds, of streams that began since the figures before.
         unanswered: ages in seconds of streams without a first token, those that wait included.
         kv: mean share of the replicas' KV caches in use; 0 if unknown.
+        tokens: of answers that ended since the figures before.
     """
 
     in_flight: int = 0
@@ -28,6 +29,7 @@ class ServiceLoad:
     first_tokens: LogHistogram = field(default_factory=dict)
     unanswered: LogHistogram = field(default_factory=dict)
     kv: float = 0.0
+    tokens: int = 0
 
     @property
     def total(self) -> int:
@@ -52,4 +54,5 @@ def sum_loads(loads: Sequence[ServiceLoad]) -> ServiceLoad:
         first_tokens=merged(one.first_tokens for one in loads),
         unanswered=merged(one.unanswered for one in loads),
         kv=max((one.kv for one in loads), default=0.0),
+        tokens=sum(one.tokens for one in loads),
     )
