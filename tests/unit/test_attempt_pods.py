@@ -69,6 +69,16 @@ def test_a_gang_of_which_one_pod_gets_no_node_is_withdrawn_as_a_whole():
     assert event.why == "pod others/x took n1 within 15 s: 0/3 nodes are available"
 
 
+def test_a_gang_is_withdrawn_also_if_some_of_its_supervisors_are_ready():
+    made = order(MemberState.READY, MemberState.REQUESTED)
+    made = replace(made, attempt=replace(made.attempt, state=AttemptState.PLACED))
+    event = withdrawn(after(START_LIMIT_S, made, FINE, NO_NODE))
+    assert (event.cause, event.nodes) == (EndCause.CONTENDED, ("n1",))
+    first = after(1.0, made, {"phase": "Failed", "exit_code": 137}, FINE)
+    [lost] = after(1.0 + SUPERVISOR_REPORT_S, first.pods, {"phase": "Failed", "exit_code": 137}, FINE).events
+    assert isinstance(lost, SeatLost), "a supervisor that was ready and died is a lost seat"
+
+
 def test_the_wait_is_longer_while_pods_of_ours_still_end_there():
     assert not after(START_LIMIT_S, order(), FINE, NO_NODE, cleaning_up=True).events
     assert after(START_LIMIT_MAX_S, order(), FINE, NO_NODE, cleaning_up=True).events

@@ -124,17 +124,16 @@ def evaluate(
         return _after_attempt(order, states, now_s)
     if order.phase is PodsPhase.SETTLED:
         return PodsUpdate(pods=order)
-    order = _note_ends(order, states, now_s)
-    started = any(member.state is not MemberState.REQUESTED for member in order.attempt.members)
-    if not started:
+    order = _note_pulling(_note_ends(order, states, now_s), states, now_s)
+    connected = frozenset(one.node_id for one in order.attempt.members if one.state is not MemberState.REQUESTED)
+    # No rank runs before all supervisors are ready: until then the gang can be withdrawn, also if some of them are.
+    if order.attempt.state is AttemptState.PLACED or not connected:
         refused = _before_start(order, states, now_s, holders, cleaning_up=cleaning_up, head_url=head_url, image=image)
         if refused is not None:
             return refused
     if order.phase is PodsPhase.WAITING and all(state is not None and state.node for state in states):
         order = replace(order, phase=PodsPhase.PLACED)
-    if started:
-        return _lost_seats(order, states, now_s)
-    return PodsUpdate(pods=_note_pulling(order, states, now_s))
+    return _lost_seats(order, states, now_s) if connected else PodsUpdate(pods=order)
 
 
 def has_lost_members(attempt: Attempt) -> bool:
@@ -183,7 +182,10 @@ def _before_start(
     """Withdraw the whole gang if one of its pods cannot start; None if all may."""
     if order.attempt.state not in _BEFORE_START:
         return None
+    connected = {one.node_id for one in order.attempt.members if one.state is not MemberState.REQUESTED}
     for node, name, state in zip(order.nodes, order.names, states, strict=True):
+        if node in connected:
+            continue
         if state is None:
             if now_s - max(order.created_s, (order.ended_s or {}).get(name, now_s)) >= MISSING_S:
                 return _withdraw(
