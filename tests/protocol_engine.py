@@ -305,6 +305,7 @@ class Engine:
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
+        self.failing = random.Random(1)
         self.options = options
         self.model = options.served_model_name
         self.cache = PrefixCache(options.kv_blocks)
@@ -416,6 +417,8 @@ class Engine:
             if self.faults.status_left > 0:
                 self.faults.status_left -= 1
                 raise Refusal(self.faults.status, "a fault that was asked for", "InternalServerError")
+            if self.failing.random() < self.options.fail_share:
+                raise Refusal(500, "one of the share that fails", "InternalServerError")
             asked = await _json(request)
             return await self._answer(request, asked, chat=request.path.endswith("chat/completions"))
         except Refusal as refused:
@@ -760,6 +763,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--odd", action="store_true", help="answers have tokens that a tokenizer would join")
     options.add_argument("--wake", type=float, default=0.0, help="seconds to wake up")
+    options.add_argument("--fail-share", type=float, default=0.0, help="share of the requests that get status 500")
     options.add_argument("--start", type=float, default=0.0, help="seconds before it listens")
     return options
 

@@ -124,6 +124,9 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/contract/test_packages_contract.py",
     "tests/contract/test_vllm.py",
     "tests/e2e/test_vllm_gateway.py",
+    "tests/e2e/test_canary_rollout.py",
+    "tests/property/test_canary_statistics.py::test_at_most",
+    "tests/property/test_canary_statistics.py::test_how_soon",
     "tests/e2e/test_gateway_continuation.py::test_a",
     "tests/e2e/test_gateway_continuation.py::test_how",
     "tests/e2e/test_tide.py",
@@ -383,6 +386,11 @@ SHARDS: tuple[Shard, ...] = (
         ),
         sources=("cli", "client", "api", "app", "node"),
         needs=("modules-tools", "uv-tools"),
+    ),
+    Shard(
+        title="rollouts by shares of the sessions: 1,000 without a difference, and a bad revision before a real head",
+        tests=("tests/property/test_canary_statistics.py", "tests/e2e/test_canary_rollout.py"),
+        sources=("gateway", "core/lifecycle", "controller/services"),
     ),
     Shard(
         title="gateway: streams whose replica fails",

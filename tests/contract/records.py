@@ -38,7 +38,9 @@ from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
 from phalanx.core.work.secret import Secret, SecretScope, secret_id
+from phalanx.core.work.services.canary import Canary, Evidence
 from phalanx.core.work.services.request_limits import RequestLimits
+from phalanx.core.work.services.rollout_terms import RolloutTerms
 from phalanx.core.work.services.scale_terms import ScaleTerms
 from phalanx.core.work.services.service import Revision, Service
 from phalanx.core.work.services.service_terms import ServiceTerms
@@ -176,6 +178,14 @@ def reservation(name="fans", **more):
     )
 
 
+def canary():
+    evidence = Evidence(errors=(0.5, -1.25, 2.0, 3.0), speeds=(0.25, 0.0, 0.0, -4.0))
+    counts = {"answered": 120, "errors": 3, "stable_answered": 2400, "stable_errors": 1}
+    return Canary(
+        revision=3, stable=2, share=50, planned=100, step_s=1001.5, completing=True, evidence=evidence, **counts
+    )
+
+
 def service(name="web", **fields):
     return Service(
         id=ServiceId(name),
@@ -189,7 +199,8 @@ def service(name="web", **fields):
 
 def revision(number=1):
     scale = ScaleTerms(ttft_s=0.5, queue_s=2.0, kv=0.8, in_flight=16, idle_s=60.0)
-    terms = ServiceTerms(replicas_min=1, replicas_max=4, ready="/health", scale=scale)
+    rollout = RolloutTerms(first=50, last=500, step_s=120.0)
+    terms = ServiceTerms(replicas_min=1, replicas_max=4, ready="/health", scale=scale, rollout=rollout)
     spec = replace(job(1).spec, name="web", service=terms)
     return Revision(service=ServiceId("web"), number=number, spec=spec, by=UserId("ann"), created_s=1000.5)
 
@@ -328,6 +339,7 @@ def one_of_each_kind():
         job(1, RUNNING, epoch=1),
         attempt(1),
         service(scale=2, load_replicas=3, load_why="2.4s queue wait at 2 replicas", load_s=1001.5),
+        service("canary", revision=3, last_revision=3, served_revision=2, canary=canary()),
         revision(),
         key(1),
     )

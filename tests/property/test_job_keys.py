@@ -148,6 +148,15 @@ VALUES = {
     "scale": st.sampled_from(
         [{"queue": "2s"}, {"ttft": "500ms", "kv": "80%", "idle": "1h"}, {"in_flight": 16}, {"queue": "0.25s"}]
     ),
+    "update": st.sampled_from(
+        [
+            "rolling",
+            "blue-green",
+            {"canary": "5%..50%"},
+            {"canary": "0.1%", "step": "5m"},
+            {"blue-green": "on", "step": "90s"},
+        ]
+    ),
 }
 RARE = frozenset(
     {"share", "within", "prefer", "slice", "slice_within", "plan", "image", "slurm", "depends_on", "nodes"}
@@ -157,7 +166,7 @@ OF_SERVICES = {"type": "service", "run": "vllm serve", "name": "web"}
 
 # What a key needs beside it.
 BESIDE = {
-    **dict.fromkeys(("replicas", "port", "ready", "ready_within"), OF_SERVICES),
+    **dict.fromkeys(("replicas", "port", "ready", "ready_within", "update"), OF_SERVICES),
     "scale": {**OF_SERVICES, "replicas": "0..4"},
     "share": {"run": "a", "gpus": "1/4"},
     "sleep": {**OF_SERVICES, "gpus": 1, "wake": "/w"},

@@ -11,6 +11,7 @@ from phalanx.api.auth.secret_seal import SecretKeys
 from phalanx.controller.leases import Renewal
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.read_snapshot import ReadSnapshot
+from phalanx.controller.services.canary_judge import CanaryNow
 from phalanx.controller.services.load_history import LoadPoint
 from phalanx.controller.services.load_scaler import LoadNow
 from phalanx.controller.step_result import Answer
@@ -111,6 +112,9 @@ class ControllerClient(Protocol):
     def load_history(self, service_id: ServiceId, span_s: float) -> tuple[int, list[LoadPoint]]:
         """Return how the load of a service was: the seconds of a point, and the points, the oldest first."""
         ...
+
+    def canary_of(self, service_id: ServiceId) -> CanaryNow | None:
+        """Return the newest figures of a service's rollout; None if none goes by shares of the sessions."""
 
     @property
     def feasibility(self) -> FeasibilityChecker | None:

@@ -30,6 +30,7 @@ from phalanx.controller.requests.pools import PoolKeeper
 from phalanx.controller.reservation_windows import ReservationWindows
 from phalanx.controller.rulebook import Rulebook
 from phalanx.controller.runtime_history import RuntimeHistory
+from phalanx.controller.services.canary_judge import CanaryJudge
 from phalanx.controller.services.load_scaler import LoadScaler
 from phalanx.controller.services.service_reconciler import ServiceReconciler
 from phalanx.controller.speed_facts import DeviceFacts, SpeedFactsKeeper
@@ -91,6 +92,7 @@ class Controller:
         stats: counters since the start, for metrics.
         feasibility: judges whether a job can ever start, for submits, the scheduler, and readers on other threads.
         load_scaler: follows the load of services; its figures are read by the API.
+        canaries: compares revisions in rollouts; its figures are read by the API.
         device_facts: reads what is known of the speed of device models; None: nothing.
     """
 
@@ -116,6 +118,7 @@ class Controller:
     _services: ServiceReconciler = field(init=False)
     _staging: StagingKeeper = field(init=False)
     load_scaler: LoadScaler = field(init=False)
+    canaries: CanaryJudge = field(init=False)
     _limits_s: dict[JobId, float] = field(default_factory=dict)  # armed time limit of each live attempt
     # State in which each gang was last sent a command, and when: the start of its reminder interval.
     _commanded: dict[JobId, tuple[AttemptState, float]] = field(default_factory=dict)
@@ -132,6 +135,7 @@ class Controller:
     def __post_init__(self) -> None:
         self._incarnations = SupervisorIncarnations(self.head_id)
         self._services = ServiceReconciler(self.world)
+        self.canaries = self._services.canaries
         self._staging = StagingKeeper(self.world)
         self.load_scaler = LoadScaler(self.world)
         self._losses = FleetFailureRate(self.world)
@@ -313,6 +317,7 @@ class Controller:
                 reports.handle_report(context, event)
                 if isinstance(event, LoadObserved):
                     self.load_scaler.observe(event, context.now.boot_s)
+                    self._services.observe(event, context.now.boot_s)
                 if isinstance(event, SupervisorRegistered):
                     name = event.node.id if event.seat is None else event.seat.name
                     self.leases.grant(name, event.supervisor_id, context.now.boot_s)

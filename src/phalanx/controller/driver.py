@@ -21,6 +21,7 @@ from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.provider_calls import ProviderCalls
 from phalanx.controller.read_snapshot import ReadSnapshot
+from phalanx.controller.services.canary_judge import CanaryNow
 from phalanx.controller.services.load_history import LoadPoint
 from phalanx.controller.services.load_scaler import LoadNow
 from phalanx.controller.step_result import Answer, ControllerTime, StepResult
@@ -144,6 +145,10 @@ class ControllerDriver:
     def load_history(self, service_id: ServiceId, span_s: float) -> tuple[int, list[LoadPoint]]:
         """How the load of a service was: the seconds of a point, and the points, the oldest first."""
         return self.controller.load_scaler.history.points(service_id, span_s)
+
+    def canary_of(self, service_id: ServiceId) -> CanaryNow | None:
+        """The newest figures of a service's rollout by shares of the sessions; None without one."""
+        return self.controller.canaries.canary_of(service_id)
 
     def pending_jobs(self) -> list[Job]:
         """All pending jobs, in submit order. For statistics only: may include a change that is not committed yet."""

@@ -86,6 +86,7 @@ class LoadMeter:
             unanswered=dict(Counter(class_of(now_s - one.began_s) for one in self.unanswered.values())),
             kv=sum(one.cache_use for one in replicas) / max(1, len(replicas)),
             tokens=tokens,
+            revisions=[] if service.canary is None else service.canary.take(),
         )
 
 
@@ -132,7 +133,11 @@ class LoadReporter:
         """Report the load now. Figures that the head does not take over are lost: newer ones follow."""
         now_s = time.monotonic()
         services = sorted(self._table.services.items())
-        loads = [self.meter(name).take(one, now_s) for name, one in services if one.view.scale or name in self._meters]
+        loads = [
+            self.meter(name).take(one, now_s)
+            for name, one in services
+            if one.view.scale or one.view.canary or name in self._meters
+        ]
         for name in [name for name in self._meters if name not in self._table.services]:
             if not (self._meters[name].unanswered or self._meters[name].waiting):
                 del self._meters[name]

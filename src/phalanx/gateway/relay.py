@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from phalanx.gateway.canary_sessions import SESSION_HEADER, NoTrial, Session, SessionTrial, session_of
 from phalanx.gateway.continuation import ReplicaFailed, StreamContinuation
 from phalanx.gateway.fair_queue import WaitingRoomFull
 from phalanx.gateway.head_link import HeadAway, HeadLink, may_use
@@ -92,6 +93,9 @@ class _Request(msgspec.Struct):
     max_output_tokens: int | None = None
     n: int | None = None
     priority: int | None = None
+    safety_identifier: msgspec.Raw = msgspec.Raw(b"")
+    user: msgspec.Raw = msgspec.Raw(b"")
+    prompt_cache_key: msgspec.Raw = msgspec.Raw(b"")
 
     @property
     def prompt_json(self) -> msgspec.Raw:
@@ -275,17 +279,24 @@ class RequestRelay:
         self, request: web.Request, service: RoutedService, wanted: _Request, body: bytes, line: _Line
     ) -> web.StreamResponse:
         prompt, limit = bytes(wanted.prompt_json), wanted.answer_limit
-        failed, why = frozenset[str](), ""
+        if service.canary is not None:
+            line.session = _session(request, wanted, prompt, line)
+        failed, why, begun_at = frozenset[str](), "", 0
         with StreamRecord.opened(request.path, body, self._records, stream=wanted.stream) as record:
             try:
                 for turn in range(1, TRIES + 1):
                     async with line.replica(prompt, limit, failed) as replica:
                         try:
                             if record.begun:
+                                if service.canary is not None and replica.revision != begun_at:
+                                    why = f"{why}, and no other replica of its revision is there"
+                                    break
                                 return await self._continue(service, replica, record, line)
-                            return await self._exchange(
-                                request, service, replica, body, line, record, last=turn == TRIES
-                            )
+                            begun_at = replica.revision
+                            with service.trial(replica, line.session, stream=wanted.stream) as line.trial:
+                                return await self._exchange(
+                                    request, service, replica, body, line, record, last=turn == TRIES
+                                )
                         except _NotAnswered as error:
                             service.failed(replica)
                             failed |= {replica.job_id}
@@ -321,8 +332,11 @@ class RequestRelay:
                 replica.url + request.path_qs, data=body, headers=headers, allow_redirects=False
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            line.trial.failed(alone=False)
             raise _NotAnswered(type(error).__name__) from None
         async with upstream:
+            if upstream.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                line.trial.failed(alone=True)
             if upstream.status in _RETRY_STATUS and not last:
                 raise _NotAnswered(f"status {upstream.status}")
             answer = await line.begin(upstream)
@@ -330,6 +344,7 @@ class RequestRelay:
             try:
                 async for chunk in upstream.content.iter_any():
                     line.timer.first_token()
+                    line.trial.first_token()
                     passed = record.take(chunk)
                     if passed:
                         count.add(passed)
@@ -345,6 +360,7 @@ class RequestRelay:
                 if _client_left(request):
                     raise ConnectionResetError("the client has gone") from None
                 self.metrics.broken(str(service.view.name))
+                line.trial.failed(alone=record.failed)
                 if count.streamed and upstream.status == HTTPStatus.OK and (record.begun or count.empty):
                     goes_on = True
                     line.hold(answer, count.result()[1])
@@ -354,6 +370,7 @@ class RequestRelay:
             finally:
                 if upstream.status == HTTPStatus.OK and not goes_on:
                     line.account.used(*count.result())
+            line.trial.done(count.result()[1])
             await answer.write_eof()
             return answer
 
@@ -415,6 +432,8 @@ class _Line:
         self.timer = timer
         self._relay, self._service, self._stream = relay, service, stream
         self.account, self.request = account, request
+        self.session: Session | None = None  # while revisions are compared
+        self.trial: SessionTrial | NoTrial = NoTrial()
         self.answered = 0  # tokens of parts of an answer whose replicas failed
         self._held: web.StreamResponse | None = None
         self._begun: web.StreamResponse | None = None
@@ -424,12 +443,15 @@ class _Line:
     @contextlib.asynccontextmanager
     async def replica(self, prompt: bytes, limit: int | None, failed: frozenset[str]) -> AsyncIterator[RoutedReplica]:
         """A replica that has counted this request, and counts it down at the end, however it ends."""
-        found = None if len(self._service.waiting) else self._service.choose(prompt, limit, failed)
+        session = self.session
+        found = None if len(self._service.waiting) else self._service.choose(prompt, limit, failed, session)
         until_s, first = time.monotonic() + self._relay.wait_max_s, bool(failed)
         while found is None:
             await self._wait(until_s, first=first)
             first = True  # one that was called, and came too late, keeps its place
-            found = self._service.choose(prompt, limit, failed) or self._service.choose(prompt, limit)
+            found = self._service.choose(prompt, limit, failed, session) or self._service.choose(
+                prompt, limit, session=session
+            )
         self.timer.chosen()
         chosen, tokens = found
         try:
@@ -567,6 +589,13 @@ class _TokenCount:
             prompt = found.get(b"prompt_tokens", found.get(b"input_tokens", 0))
             return prompt, found.get(b"completion_tokens", found.get(b"output_tokens", 0))
         return 0, max(0, self._events - 1)  # the last event is [DONE]
+
+
+def _session(request: web.Request, wanted: _Request, prompt: bytes, line: _Line) -> Session:
+    header = request.headers.get(SESSION_HEADER, "")[:256]
+    named = tuple(map(bytes, (wanted.safety_identifier, wanted.user, wanted.prompt_cache_key)))
+    user = line.account.user
+    return session_of(request.path, header, named, prompt, user=user, request_id=line.request_id)
 
 
 def _client_left(request: web.Request) -> bool:

@@ -80,7 +80,7 @@ class RequestAccount:
         self._prompt_bytes = prompt_bytes
         self._prompt = self._answer = self._stream_ms = 0
         self._answered = self._estimated = False
-        self._user = user
+        self.user = user
         self.service, self.place = service, place
 
     @property
@@ -120,7 +120,7 @@ class RequestAccount:
             use = request_use(
                 self.service,
                 self.place.project,
-                self._user,
+                self.user,
                 prompt=self._prompt,
                 answer=self._answer,
                 estimated=self._estimated,

@@ -26,6 +26,7 @@ class RoutedReplica:
     Attributes:
         slot: its number in the index of prefixes.
         limit: requests that it may have at once.
+        revision: of the service, that it runs.
         in_flight: requests that it has; `tokens`: an estimate of the tokens that they still cost.
         cache_use: share of its KV cache in use, 0 to 1; 0 if unknown.
         avoided_until_s: after a failed connection, until this monotonic time.
@@ -38,6 +39,7 @@ class RoutedReplica:
     limit: int
     in_flight: int = 0
     tokens: int = 0
+    revision: int = 0
     cache_use: float = 0.0
     avoided_until_s: float = 0.0
     used: int = 0

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msgspec import structs
 
 from phalanx.core.ids import ProjectId
+from phalanx.gateway.canary_sessions import NoTrial, RevisionMeter, Session, SessionTrial
 from phalanx.gateway.fair_queue import FairQueue
 from phalanx.gateway.prefixes import PrefixIndex, prefix_hashes
 from phalanx.gateway.routing import BYTES_PER_TOKEN, RoutedReplica, choose_replica, expected_tokens
@@ -26,6 +28,7 @@ class RoutedService:
         self.view = view
         self.replicas: dict[str, RoutedReplica] = {}
         self.waiting = FairQueue(waiting_max)
+        self.canary: RevisionMeter | None = None
         self._prefixes = PrefixIndex()
         self._limit = replica_limit
         self.update(view)
@@ -33,29 +36,42 @@ class RoutedService:
     def update(self, view: ServiceView) -> None:
         """Take over which replicas are ready. The counts of those that stay go on."""
         self.view = view
+        self._follow_canary(view)
+        revisions = {str(one.job_id): one.revision for one in view.endpoints}
         ready = {str(one.job_id): f"http://{_host(one.address)}:{one.port}" for one in view.endpoints if one.ready}
         for job_id in [job_id for job_id, replica in self.replicas.items() if ready.get(job_id) != replica.url]:
             self._prefixes.forget(self.replicas.pop(job_id).slot)
         for job_id in ready.keys() - self.replicas.keys():
             taken = {one.slot for one in self.replicas.values()}
             slot = next(number for number in itertools.count() if number not in taken)
-            self.replicas[job_id] = RoutedReplica(job_id=job_id, url=ready[job_id], slot=slot, limit=self._limit)
+            self.replicas[job_id] = RoutedReplica(
+                job_id=job_id, url=ready[job_id], slot=slot, limit=self._limit, revision=revisions[job_id]
+            )
         self.call_waiting()
 
     def choose(
-        self, prompt: bytes, answer_tokens: int | None, excluded: frozenset[str] = frozenset()
+        self,
+        prompt: bytes,
+        answer_tokens: int | None,
+        excluded: frozenset[str] = frozenset(),
+        session: Session | None = None,
     ) -> tuple[RoutedReplica, int] | None:
-        """Choose a replica and count the request there; returns it with the tokens to count down. None if none can take it now."""
+        """Choose a replica and count the request there; returns it with the tokens to count down. None if none can take it now.
+
+        While sessions are divided, a replica of the other revision is chosen only where none of the session's own can take it.
+        """
         hashes = prefix_hashes(prompt)
         matches = self._prefixes.matches(hashes)
-        found = choose_replica(
-            self.replicas.values(),
-            matches,
-            len(hashes),
-            time.monotonic(),
-            prompt_tokens=len(prompt) // BYTES_PER_TOKEN,
-            excluded=excluded,
-        )
+        found = None
+        for replicas in self._sides(session):
+            found = found or choose_replica(
+                replicas,
+                matches,
+                len(hashes),
+                time.monotonic(),
+                prompt_tokens=len(prompt) // BYTES_PER_TOKEN,
+                excluded=excluded,
+            )
         if found is None:
             return None
         share = matches.get(found.slot, 0) / max(1, len(hashes))
@@ -63,6 +79,29 @@ class RoutedService:
         found.begin(tokens, next(_numbers))
         self._prefixes.add(hashes, found.slot)
         return found, tokens
+
+    def trial(
+        self, replica: RoutedReplica, session: Session | None, *, stream: bool
+    ) -> contextlib.AbstractContextManager[SessionTrial | NoTrial]:
+        """Count a request at a replica while revisions are compared."""
+        if self.canary is None or session is None:
+            return contextlib.nullcontext(NoTrial())
+        return self.canary.request(replica.revision, replica.job_id, session, stream=stream)
+
+    def _sides(self, session: Session | None) -> Iterator[Iterable[RoutedReplica]]:
+        if self.canary is not None:
+            new, takes = self.canary.share.revision, self.canary.takes(session)
+            yield [one for one in self.replicas.values() if (one.revision == new) == takes]
+        yield self.replicas.values()
+
+    def _follow_canary(self, view: ServiceView) -> None:
+        share = view.canary
+        if share is None:
+            self.canary = None
+        elif self.canary is None or self.canary.share.revision != share.revision:
+            self.canary = RevisionMeter(str(view.name), share)
+        else:
+            self.canary.share = share
 
     def done(self, replica: RoutedReplica, tokens: int) -> None:
         """Count a request down, and call the next that waits."""

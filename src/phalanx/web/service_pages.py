@@ -11,6 +11,7 @@ from phalanx.core.work.services.service import ServiceState
 from phalanx.web.cells import live, moment, state_word
 from phalanx.web.document import Viewer, document
 from phalanx.web.html import Child, Html, element, facts, join, link, table
+from phalanx.wire.api.canary_text import comparison_of, progress_of
 from phalanx.wire.api.services import LoadView, ServiceDetail, ServiceView, replica_state
 
 
@@ -65,6 +66,7 @@ def service_page(detail: ServiceDetail, viewer: Viewer, *, may_change: bool) -> 
             ("Load", _load(detail.load)),
             ("Wanted since", join(moment(service.load_s), f": {service.load_why}") if service.load_why else ""),
             ("Revision", _rollout(service)),
+            ("Rollout", _canary(detail)),
             ("Last failure", service.failure),
             ("Port", f"{service.port or 'any free one'}; ready when {check}"),
             ("User", f"{service.user}, project {service.project}"),
@@ -148,6 +150,16 @@ def _load(load: LoadView | None) -> str:
     first = f"; first token {format_latency(load.ttft_s)}" if load.ttft_s else ""
     needed = f"{load.needed} {'replica' if load.needed == 1 else 'replicas'} needed"
     return f"{load.in_flight} in flight, {load.waiting} waiting{waits}{first}; {needed}"
+
+
+def _canary(detail: ServiceDetail) -> Html | str:
+    """Return the share of the new revision as a bar, and what was compared; "" without a rollout by shares."""
+    canary = detail.canary
+    if canary is None:
+        return ""
+    since = join(" since ", moment(canary.step_s)) if canary.share and canary.step_s is not None else ""
+    text = progress_of(canary, None)
+    return join(text, since, _bar(canary.share, 1000, text), element("div", comparison_of(canary)))
 
 
 def _rollout(service: ServiceView) -> Html:

@@ -17,7 +17,15 @@ from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.core.work.services.revision_changes import revision_changes
 from phalanx.core.work.services.service import Revision, Service, revision_numbers, rollback_revision
-from phalanx.wire.api.services import EndpointView, LoadView, RevisionView, ServiceDetail, ServiceView
+from phalanx.wire.api.services import (
+    CanaryShare,
+    CanaryView,
+    EndpointView,
+    LoadView,
+    RevisionView,
+    ServiceDetail,
+    ServiceView,
+)
 
 LiveReplicas = Sequence[tuple[Job, Attempt | None]]
 
@@ -61,6 +69,31 @@ def service_detail(services: HeadServices, caller: Caller, service: Service) -> 
         ],
         replicas=live_job_views(services, caller, list(unique.values())),
         load=load_view(services, service.id),
+        canary=_canary_view(services, service),
+    )
+
+
+def _canary_view(services: HeadServices, service: Service) -> CanaryView | None:
+    revision = services.store.record(REVISIONS, (service.id, service.revision))
+    if service.canary is None or service.canary.revision != service.revision or revision is None:
+        return None
+    now = services.controller.canary_of(service.id)
+    newer = now is not None and now.canary.revision == service.canary.revision
+    canary = now.canary if now is not None and newer else service.canary
+    terms = revision.terms.rollout
+    return CanaryView(
+        revision=canary.revision,
+        stable=canary.stable,
+        share=service.canary.share,
+        planned=service.canary.planned,
+        step_s=service.canary.step_s,
+        completing=service.canary.completing,
+        blue_green=terms is not None and terms.blue_green,
+        answered=canary.answered,
+        errors=canary.errors,
+        stable_answered=canary.stable_answered,
+        stable_errors=canary.stable_errors,
+        against={name: round(one, 3) for name, one in now.strengths.items()} if now is not None and newer else {},
     )
 
 
@@ -91,6 +124,7 @@ def _service_view(
     by_load = (
         revision.terms.scale is not None and (service.load_replicas or 0) >= least
     )  # else the least number decides
+    canary = service.canary
     endpoints = [view for job, attempt in replicas if (view := _endpoint_view(job, attempt, addresses)) is not None]
     return ServiceView(
         name=service.id,
@@ -121,6 +155,7 @@ def _service_view(
         stopped_by=service.stopped_by,
         stopped_s=service.stopped_s,
         endpoints=endpoints,
+        canary=None if canary is None else CanaryShare(revision=canary.revision, share=canary.share),
     )
 
 

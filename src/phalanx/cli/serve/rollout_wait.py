@@ -16,6 +16,7 @@ from phalanx.core.lifecycle.service import ROLLOUT_RESTARTS_MAX
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
 from phalanx.core.work.services.service import NO_REVISION, ServiceState
+from phalanx.wire.api.canary_text import comparison_of, progress_of
 from phalanx.wire.api.jobs import JobView, staging_text
 from phalanx.wire.api.services import ServiceDetail, ServiceView, replica_state
 
@@ -143,8 +144,10 @@ def failing_replicas(detail: ServiceDetail, revision: int) -> list[JobView]:
 
 def progress_text(detail: ServiceDetail, revision: int) -> str:
     """Return how many replicas are ready, and what the others do."""
-    service = detail.service
+    service, canary = detail.service, detail.canary
     others = _waiting(detail, revision)
+    if canary is not None and canary.revision == revision and canary.share and not others:
+        return "; ".join(filter(None, (progress_of(canary, time.time()), comparison_of(canary))))
     texts = [_replica_text(one) for one in others[:_REPLICAS_MAX]]
     if len(others) > _REPLICAS_MAX:
         texts.append(f"{count(len(others) - _REPLICAS_MAX, 'more replica')} not ready")

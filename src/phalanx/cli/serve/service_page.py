@@ -14,6 +14,7 @@ from phalanx.core.units import format_duration, format_latency
 from phalanx.core.work.job import JobState
 from phalanx.core.work.services.revision_changes import KeyChange
 from phalanx.core.work.services.service import ServiceState
+from phalanx.wire.api.canary_text import comparison_of, progress_of
 from phalanx.wire.api.services import RevisionView, ServiceDetail, ServiceView, replica_state
 
 _REVISIONS_MAX: Final = 5  # newest ones
@@ -81,6 +82,8 @@ def service_page(detail: ServiceDetail, screen: Terminal, now_s: float) -> list[
         "targets": _targets(service),
         "load": _load(detail),
         "wanted": _wanted(service, now_s),
+        "rollout": "" if detail.canary is None else progress_of(detail.canary, now_s),
+        "compared": "" if detail.canary is None else comparison_of(detail.canary),
         "waits": service.detail,
         "failure": service.failure,
         "stopped": service.stopped_by and f"by {service.stopped_by}",
@@ -106,6 +109,8 @@ def why_service_lines(detail: ServiceDetail, screen: Terminal, now_s: float) -> 
         "wanted": _wanted(service, now_s) or f"{awake} {'replica' if awake == 1 else 'replicas'}, {least}",
         "targets": _targets(service),
         "load": _load(detail),
+        "rollout": "" if detail.canary is None else progress_of(detail.canary, now_s),
+        "compared": "" if detail.canary is None else comparison_of(detail.canary),
         "waits": service.detail,
         "failure": service.failure,
     }

@@ -23,6 +23,7 @@ from phalanx.core.state.events import (
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import REVISIONS, SERVICES
+from phalanx.core.work.services.canary import Canary
 from phalanx.core.work.services.service import NO_REVISION, Revision, Service, ServiceState, revision_numbers
 from phalanx.core.work.spec import JobSpec
 from phalanx.core.work.users import Action
@@ -123,6 +124,7 @@ def update(context: StepContext, request: UpdateService) -> Service:
         last_revision=max(number, service.last_revision),
         failure="",
         rollout_s=context.now.wall_s,
+        canary=_canary(context, service, number, fresh=request.spec is not None),
     )
     _remove_revisions(context, service.id, keep=revision_numbers(after))
     context.change.put(after)
@@ -241,7 +243,13 @@ def _stop(context: StepContext, service: Service, by: UserId) -> Service:
     if service.stopped_by:
         return service
     after = replace(
-        service, stopped_by=by, stopped_s=context.now.wall_s, state=ServiceState.STOPPED, desired=0, rollout_s=None
+        service,
+        stopped_by=by,
+        stopped_s=context.now.wall_s,
+        state=ServiceState.STOPPED,
+        desired=0,
+        rollout_s=None,
+        canary=None,
     )
     context.change.put(after)
     add_service_history(context, after, f"stopped by {by}", by=by)
@@ -260,6 +268,18 @@ def _live(context: StepContext, service_id: ServiceId) -> Service:
     if service.stopped_by:
         raise Conflict(f"service {service.id} was stopped by {service.stopped_by}", hint=Hint(HintCode.SUBMIT_SERVICE))
     return service
+
+
+def _canary(context: StepContext, service: Service, number: int, *, fresh: bool) -> Canary | None:
+    """The canary of a rollout. Only new revisions have one: the way back to one that served is not tried in steps.
+
+    One that is given up stays until its replicas have ended, without any session.
+    """
+    before, stable = service.canary, service.served_revision
+    terms = context.world.table(REVISIONS)[service.id, number].terms.rollout
+    if fresh and terms is not None and stable not in (NO_REVISION, number):
+        return Canary(revision=number, stable=stable, planned=terms.first)
+    return None if before is None else replace(before, share=0, planned=0, completing=False)
 
 
 def _checked(context: StepContext, spec: JobSpec, request: SubmitService) -> JobSpec:

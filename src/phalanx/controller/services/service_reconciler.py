@@ -10,6 +10,7 @@ from typing import Final
 
 from phalanx.controller.requests import submits
 from phalanx.controller.requests.services import add_service_history
+from phalanx.controller.services.canary_judge import CANARY, EXAMINE_S, CanaryJudge
 from phalanx.controller.step_context import StepContext
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ServiceId, UserId
 from phalanx.core.lifecycle import job as jobs
@@ -20,6 +21,7 @@ from phalanx.core.lifecycle.verify import wake_rejection
 from phalanx.core.state.events import SubmitJob
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.records import REVISIONS, SERVICES, Record
+from phalanx.core.state.reports import LoadObserved
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import FIRST_GENERATION, Attempt, SleepPhase
 from phalanx.core.work.job import Job
@@ -37,6 +39,7 @@ class ServiceReconciler:
     """See the module. In memory only: a starting head examines every service, and counts all waits from then.
 
     Attributes:
+        canaries: decides about rollouts that go by shares of the sessions.
         _touched: services to examine in the next step.
         _due_s: when each service is to be examined again without a change (CLOCK_BOOTTIME).
         _since_s: the condition of each replica, and since when it has it (CLOCK_BOOTTIME).
@@ -44,10 +47,18 @@ class ServiceReconciler:
     """
 
     world: World
+    canaries: CanaryJudge = field(init=False)
     _touched: set[ServiceId] = field(default_factory=set)
     _due_s: dict[ServiceId, float] = field(default_factory=dict)
     _since_s: dict[JobId, tuple[_Condition, float]] = field(default_factory=dict)
     _wakers: set[JobId] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.canaries = CanaryJudge(self.world)
+
+    def observe(self, report: LoadObserved, boot_s: float) -> None:
+        """Take over the report of a gateway, as far as it compares revisions."""
+        self._touched.update(self.canaries.observe(report, boot_s))
 
     def touch_all(self) -> None:
         """Examine every service in the next step: the head starts, or a step was undone."""
@@ -109,7 +120,11 @@ class ServiceReconciler:
             for number in (service.revision, service.served_revision)
             if (found := table.get((service_id, number))) is not None
         }
-        step = reconcile(service, revisions, replicas, context.now.wall_s)
+        now = context.now
+        judged, line = self.canaries.advance(service, revisions[service.revision], replicas, now.boot_s, now.wall_s)
+        if line:
+            add_service_history(context, judged, line, by=CANARY)
+        step = reconcile(judged, revisions, replicas, now.wall_s)
         if step.service is not service:
             context.change.put(step.service)
         for text in step.news:
@@ -127,12 +142,14 @@ class ServiceReconciler:
         # Those just stopped are left out from here on: writing their records from before would undo the stop.
         remaining = [one for one in replicas if one.job.id not in stopped]
         self._spread(context, remaining)
-        if step.start:
+        if step.start or step.start_stable:
             # One in each step: the scheduler places it in this one, and the next avoids its node. It may also wait for devices.
-            self._start(context, step.service, revisions[step.service.revision], remaining)
+            number = step.service.served_revision if step.start_stable else step.service.revision
+            self._start(context, step.service, revisions[number], remaining)
             self._touched.add(service_id)
-        if step.due_in_s < math.inf:
-            self._due_s[service_id] = context.now.boot_s + step.due_in_s
+        due_in_s = step.due_in_s if step.service.canary is None else min(EXAMINE_S, step.due_in_s)
+        if due_in_s < math.inf:
+            self._due_s[service_id] = now.boot_s + due_in_s
 
     def _replicas(self, service_id: ServiceId, boot_s: float) -> list[Replica]:
         """The replicas that have not been stopped, in submit order."""

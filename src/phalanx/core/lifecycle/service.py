@@ -17,6 +17,7 @@ from phalanx.core.state.fast_replace import replace
 from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import Attempt, AttemptState, SleepPhase
 from phalanx.core.work.job import Job, JobState, WaitReasonCode
+from phalanx.core.work.services.canary import Canary
 from phalanx.core.work.services.service import NO_REVISION, Revision, Service, ServiceState, with_served
 
 SURGE: Final = 1  # replicas that a rollout starts beyond the wanted number
@@ -94,7 +95,7 @@ class ServiceStep:
 
     Attributes:
         service: its record; the same object if nothing changed.
-        start: number of replicas to create, of `service.revision`.
+        start: number of replicas to create, of `service.revision`; `start_stable`: of the revision that it replaces.
         stop: replicas to cancel, each with the reason.
         sleep, wake: replicas to ask.
         news: what happened to the service, in words that every user may read.
@@ -103,6 +104,7 @@ class ServiceStep:
 
     service: Service
     start: int = 0
+    start_stable: int = 0
     stop: tuple[tuple[JobId, str], ...] = ()
     sleep: tuple[JobId, ...] = ()
     wake: tuple[JobId, ...] = ()
@@ -131,9 +133,7 @@ def reconcile(
     why = _rollout_failure(service, revisions[service.revision], replicas)
     before, failed = service, service.revision
     if why:
-        service = replace(
-            service, revision=service.served_revision, failure=f"revision {failed} was not rolled out: {why}"
-        )
+        service = sent_back(service, f"revision {failed} was not rolled out: {why}")
         news.append(f"revision {failed} was not rolled out; back to revision {service.revision}")
     terms = revisions[service.revision].terms
     desired = desired_replicas(service, revisions[service.revision])
@@ -144,21 +144,31 @@ def reconcile(
     # Each replica that cannot wake is replaced by a fresh one; whichever is ready first stays.
     stuck = sum(one.condition is ReplicaCondition.WAITING and one.since_s >= ROOM_WAIT_S for one in new)
     spare = stuck if settled_new < desired else 0
-    stop = _replaced(service, desired, asleep, new, old)
-    stop += _surplus(new, len(new) - desired - spare, f"{desired} replicas are wanted")
-    left = len(new) + len(old) - len(stop)
-    room = desired + spare + SURGE - left if len(old) > 0 else desired
-    start = max(0, min(desired + spare - len(new), room))
+    canary = service.canary
+    beside = canary is not None and canary.revision == service.revision and not canary.completing
+    if canary is not None and beside:
+        start, start_stable, stop = _beside(service, canary, desired, asleep, new, old)
+    else:
+        gone = _sent_back_replicas(service, replicas)
+        stop = gone + _replaced(service, desired, asleep, new, _without(old, gone))
+        stop += _surplus(new, len(new) - desired - spare, f"{desired} replicas are wanted")
+        left = len(new) + len(old) - len(stop)
+        room = desired + spare + SURGE - left if len(old) > 0 else desired
+        start, start_stable = max(0, min(desired + spare - len(new), room)), 0
     stopped = {job_id for job_id, _ in stop}
-    served, replaced = service.served_revision, all(one.job.id in stopped for one in old)
+    served, replaced = service.served_revision, not beside and all(one.job.id in stopped for one in old)
     if settled_new >= desired > 0 and replaced:
         served = service.revision
         if service.served_revision != served or service.rollout_s is not None:
             news.append(f"revision {served} serves with {desired} of {desired} replicas")
     rolling = not replaced or served not in (service.revision, NO_REVISION)
     history = with_served(service.serving_history, served) if served != NO_REVISION else ()
-    service = replace(service, served_revision=served, serving_history=history, desired=desired)
-    to_sleep, to_wake = _sleep_changes([one for one in new if one.job.id not in stopped], asleep, desired - asleep)
+    if canary is not None and not beside:
+        ends = served == service.revision if canary.completing else all(one.revision != canary.revision for one in old)
+        canary = None if ends else canary
+    service = replace(service, served_revision=served, serving_history=history, desired=desired, canary=canary)
+    sleepers = old if beside else new
+    to_sleep, to_wake = _sleep_changes([one for one in sleepers if one.job.id not in stopped], asleep, desired - asleep)
     serving = sum(one.serving for one in replicas if one.job.id not in stopped and one.job.id not in to_sleep)
     state = _state(service, desired - asleep, serving, rolling=rolling)
     service = replace(
@@ -172,12 +182,60 @@ def reconcile(
     return ServiceStep(
         service=before if service == before else service,
         start=start,
+        start_stable=start_stable,
         stop=stop,
         sleep=to_sleep,
         wake=to_wake,
         news=tuple(news),
         due_in_s=_due_in_s(new, terms.ready_within_s),
     )
+
+
+def sent_back(service: Service, failure: str) -> Service:
+    """The service after its rollout was stopped: it returns to the revision that served before. No session goes to the other one any more."""
+    canary = None if service.canary is None else replace(service.canary, share=0, planned=0, completing=False)
+    return replace(service, revision=service.served_revision, failure=failure, canary=canary)
+
+
+def _sent_back_replicas(service: Service, replicas: Sequence[Replica]) -> tuple[tuple[JobId, str], ...]:
+    """The replicas of a canary that was sent back. They end at once, unless nothing else serves."""
+    canary = service.canary
+    if canary is None or canary.revision == service.revision:
+        return ()
+    gone = [one.job.id for one in replicas if one.revision == canary.revision]
+    if not any(one.serving for one in replicas if one.revision != canary.revision):
+        return ()
+    return tuple((job_id, f"revision {canary.revision} was sent back") for job_id in gone)
+
+
+def _without(replicas: Sequence[Replica], stopped: tuple[tuple[JobId, str], ...]) -> Sequence[Replica]:
+    ids = {job_id for job_id, _ in stopped}
+    return [one for one in replicas if one.job.id not in ids] if ids else replicas
+
+
+def _beside(
+    service: Service, canary: Canary, desired: int, asleep: int, new: Sequence[Replica], old: Sequence[Replica]
+) -> tuple[int, int, tuple[tuple[JobId, str], ...]]:
+    """How many replicas to start of the new revision and of the stable one, and which to stop, while both serve beside each other.
+
+    All stable replicas stay, so that the way back costs nothing; one ends if there is no room for a new one.
+    """
+    stable = [one for one in old if one.revision == canary.stable]
+    wanted, wants = canary.replicas(desired - asleep), f"{desired} replicas are wanted"
+    stop = _surplus(stable, len(stable) - desired, wants) + _surplus(new, len(new) - wanted, wants)
+    serving = sum(one.serving for one in (*new, *stable))
+    if serving or not desired:  # of another rollout that was given up
+        stop += tuple(
+            (one.job.id, f"revision {service.revision} replaces it") for one in old if one.revision != canary.stable
+        )
+    settled = sum(one.serving for one in new)
+    if not stop and _lacks_room(new) and len(stable) + settled >= desired + (settled > 0):
+        holders = [one for one in stable if not one.gave_devices_back]
+        ready_left = serving - all(one.serving for one in holders)
+        stop = _surplus(
+            holders, int(ready_left >= max(1, desired - asleep - 1)), f"revision {service.revision} needs room"
+        )
+    return max(0, wanted - len(new)), max(0, desired - len(stable) - len(new)), stop
 
 
 def _due_in_s(new: Sequence[Replica], ready_within_s: float) -> float:

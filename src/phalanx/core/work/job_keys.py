@@ -172,3 +172,4 @@ def _service(terms: ServiceTerms) -> Iterator[tuple[str, object]]:
     yield "sleep", terms.sleep
     yield "wake", terms.wake
     yield "scale", {} if terms.scale is None else terms.scale.keys()
+    yield "update", {} if terms.rollout is None else terms.rollout.keys()

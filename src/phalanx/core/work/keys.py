@@ -86,6 +86,7 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "sleep": ValueKind.TEXT,
     "wake": ValueKind.TEXT,
     "scale": ValueKind.TABLE,
+    "update": ValueKind.TEXT_OR_MAPPING,
 }
 
 # Names of the same key in other tools, for a helpful error message.
@@ -114,6 +115,7 @@ _SYNONYMS: Final = {
     "data": ("dataset", "datasets", "inputs", "file_mounts"),
     "plan": ("layout", "parallelism", "parallel"),
     "scale": ("autoscaling", "autoscale", "replica_policy"),
+    "update": ("rollout", "strategy", "update_config"),
     "ready": ("readiness", "readiness_probe", "health"),
     "ports": ("expose", "web_ports"),
     "notify": ("email", "mail", "mail_user", "notifications", "on_failure"),

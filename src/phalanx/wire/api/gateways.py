@@ -8,10 +8,12 @@ import msgspec
 
 from phalanx.core.ids import ServiceId
 from phalanx.core.work.services.log_histogram import CLASSES
+from phalanx.core.work.services.revision_figures import RevisionFigures
 from phalanx.core.work.services.service_load import ServiceLoad
 from phalanx.core.work.services.service_use import ServiceUseHour
 
 SERVICES_MAX: Final = 10_000
+REVISIONS_MAX: Final = 8  # of a service in one report; two are compared
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Counts = dict[Annotated[int, msgspec.Meta(ge=0, lt=CLASSES)], Count]
@@ -60,6 +62,31 @@ class UsageReceipt(msgspec.Struct, frozen=True, kw_only=True):
     ignored: int = 0
 
 
+class FiguresOfRevision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The figures of one revision of a service at one gateway, as `core.work.services.revision_figures.RevisionFigures`."""
+
+    revision: Annotated[int, msgspec.Meta(ge=1)]
+    begun: Count = 0
+    answered: Count = 0
+    errors: Count = 0
+    failing_sessions: Count = 0
+    first_tokens: Counts = {}
+    speeds: Counts = {}
+    unanswered: Counts = {}
+
+    def figures(self) -> RevisionFigures:
+        """The figures."""
+        return RevisionFigures(
+            begun=self.begun,
+            answered=self.answered,
+            errors=self.errors,
+            failing_sessions=self.failing_sessions,
+            first_tokens=self.first_tokens,
+            speeds=self.speeds,
+            unanswered=self.unanswered,
+        )
+
+
 class LoadOfService(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The load of one service at one gateway, as `core.work.service_load.ServiceLoad`."""
 
@@ -72,6 +99,7 @@ class LoadOfService(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     unanswered: Counts = {}
     kv: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     tokens: Count = 0
+    revisions: Annotated[list[FiguresOfRevision], msgspec.Meta(max_length=REVISIONS_MAX)] = []
 
     def load(self) -> ServiceLoad:
         """The figures."""
@@ -84,6 +112,7 @@ class LoadOfService(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             unanswered=self.unanswered,
             kv=self.kv,
             tokens=self.tokens,
+            revisions={one.revision: one.figures() for one in self.revisions},
         )
 
 

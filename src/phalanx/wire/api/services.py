@@ -25,6 +25,13 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
 
 
+class CanaryShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Which sessions a revision gets during its rollout: those whose hash is below `share`, in thousandths. All others get the other replicas."""
+
+    revision: int
+    share: int
+
+
 class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     """A service.
 
@@ -38,6 +45,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
         failure: why its last rollout was stopped; only for its owner and project.
         ready_check: how readiness is probed: a path or "tcp".
         endpoints: of replicas whose port is chosen.
+        canary: for gateways, while sessions are divided; None if all replicas get all sessions.
         scale: the targets that the number of replicas follows, as in its file; empty if it does not follow load.
         least: replicas that are wanted without load; `load_why`: why the load asked for the number wanted, and `load_s`: since when (Unix time).
     """
@@ -70,6 +78,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     stopped_by: str = ""
     stopped_s: float | None = None
     endpoints: list[EndpointView] = []
+    canary: CanaryShare | None = None
 
 
 class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,13 +147,41 @@ class LoadHistoryReply(msgspec.Struct, frozen=True, kw_only=True):
     wanted: Column
 
 
+class CanaryView(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout by shares of the sessions.
+
+    Attributes:
+        revision: the new one; `stable`: the one that it replaces.
+        share: of the sessions that the new one gets now, in thousandths; `planned`: for which its replicas start.
+        step_s: since when (Unix time); None before the first step.
+        completing: the last step has passed, and the other replicas are replaced.
+        blue_green: all sessions go over at once, and nothing is compared.
+        answered, errors: requests of the new revision; `stable_answered`, `stable_errors`: of the other one meanwhile.
+        against: for "errors", "first_tokens" and "speeds", how much speaks against the new revision: at 1 it goes back.
+    """
+
+    revision: int
+    stable: int
+    share: int
+    planned: int
+    step_s: float | None
+    completing: bool
+    blue_green: bool
+    answered: int
+    errors: int
+    stable_answered: int
+    stable_errors: int
+    against: dict[str, float] = {}
+
+
 class ServiceDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """One service with its revisions, newest first, and its live replicas, in submit order. `load`: None if no gateway reports it."""
+    """One service with its revisions, newest first, and its live replicas, in submit order. `load`: None if no gateway reports it. `canary`: None without one."""
 
     service: ServiceView
     revisions: list[RevisionView]
     replicas: list[JobView]
     load: LoadView | None = None
+    canary: CanaryView | None = None
 
 
 class ProjectTerms(msgspec.Struct, frozen=True, kw_only=True):

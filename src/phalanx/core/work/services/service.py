@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import ProjectId, QueueId, ServiceId, UserId
+from phalanx.core.work.services.canary import Canary
 from phalanx.core.work.services.service_terms import ServiceTerms
 from phalanx.core.work.spec import JobSpec
 
@@ -65,6 +66,7 @@ class Service:
         detail: what it waits for; "" for nothing.
         failure: why the last rollout was stopped; "" if it was not. May quote the program.
         rollout_s: when the current rollout began; None without one.
+        canary: of the current rollout, if it goes by shares of the sessions, or of one that was sent back and whose replicas still end.
         stopped_by: set once a stop is acknowledged; its replicas never start again.
     """
 
@@ -87,6 +89,7 @@ class Service:
     detail: str = ""
     failure: str = ""
     rollout_s: float | None = None
+    canary: Canary | None = None
     stopped_by: str = ""
     stopped_s: float | None = None
 

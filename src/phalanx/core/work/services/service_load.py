@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.core.work.services.log_histogram import LogHistogram, merged
+from phalanx.core.work.services.revision_figures import RevisionFigures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,7 @@ class ServiceLoad:
         unanswered: ages in seconds of streams without a first token, those that wait included.
         kv: mean share of the replicas' KV caches in use; 0 if unknown.
         tokens: of answers that ended since the figures before.
+        revisions: figures of each, while two are compared. Sums over gateways leave them out.
     """
 
     in_flight: int = 0
@@ -30,6 +32,7 @@ class ServiceLoad:
     unanswered: LogHistogram = field(default_factory=dict)
     kv: float = 0.0
     tokens: int = 0
+    revisions: Mapping[int, RevisionFigures] = field(default_factory=dict)
 
     @property
     def total(self) -> int:

@@ -11,6 +11,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.ids import NodeId, ServiceId
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.keys import InvalidKey
+from phalanx.core.work.services.rollout_terms import RolloutTerms, parse_rollout_terms
 from phalanx.core.work.services.scale_terms import ScaleTerms, parse_scale_terms
 
 READY_TCP: Final = "tcp"  # ready once the port accepts a connection
@@ -40,7 +41,7 @@ _KEYS_OF_JOBS: Final = (
     "notify",
     "on_end",
 )
-_KEYS_OF_SERVICES: Final = ("replicas", "port", "ready", "ready_within", "sleep", "wake", "scale")
+_KEYS_OF_SERVICES: Final = ("replicas", "port", "ready", "ready_within", "sleep", "wake", "scale", "update")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class ServiceTerms:
         ready_within_s: time from the start of a replica's ranks within which it must be ready for a rollout to continue.
         sleep, wake: paths that a POST asks to free the replica's devices, and to use them again; empty if it cannot sleep.
         scale: targets that the number of replicas follows; None: it is as a user sets it.
+        rollout: the steps in which this revision replaces the one before; None: replica by replica.
     """
 
     replicas_min: int
@@ -64,6 +66,7 @@ class ServiceTerms:
     sleep: str = ""
     wake: str = ""
     scale: ScaleTerms | None = None
+    rollout: RolloutTerms | None = None
 
     @property
     def range_text(self) -> str:
@@ -136,6 +139,7 @@ def parse_service_terms(given: Mapping[str, object], name: str) -> ServiceTerms 
         sleep=hooks.get("sleep", ""),
         wake=hooks.get("wake", ""),
         scale=scale,
+        rollout=parse_rollout_terms(given["update"]) if given.get("update") else None,
     )
 
 
