@@ -242,7 +242,7 @@ def test_service_shows_replicas_revisions_and_rollout(head, call, page):
     supervisor.tell(MemberReady(**place, port=29500, service_port=8000))
     supervisor.tell(MemberStarted(**place, at_s=time.time()), ReadinessChanged(**place, ready=True))
     until(lambda: page("/services").cells[0][:4] == ["web", "ready", "1 of 1 ready 1 of 1 ready", "1"])  # text and bar
-    assert page("/services").cells[0][7].strip() == "127.0.0.1:8000"
+    assert page("/services").cells[0][8].strip() == "127.0.0.1:8000"
     assert (
         call("user", "PATCH", "/v1/services/web", {"spec": {**SERVICE, "run": ["python", "two.py"]}}).status_code == 200
     )

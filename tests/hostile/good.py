@@ -296,6 +296,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 ],
             }
         ),
+        "show_load": Good(query={"span_s": 3600.0}),
         "report_tokens": Good(query={"since_s": 1.0, "until_s": 1e10}),
         "report_load": Good(
             body={
