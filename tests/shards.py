@@ -160,6 +160,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_node_tests.py",
     "tests/e2e/test_operator_hooks.py",
     "tests/e2e/test_ssh.py",
+    "tests/e2e/test_batches_campaign.py",
     "tests/e2e/test_serving_campaign.py",
     "tests/e2e/test_web_programs_campaign.py",
     "tests/e2e/test_dev.py",
@@ -471,6 +472,11 @@ SHARDS: tuple[Shard, ...] = (
         title="models served without a job file, over two nodes and from a job's outputs; chats with them",
         tests=("tests/e2e/test_serving_campaign.py",),
         sources=("cli/serve", "cli/jobs", "client", "core/lifecycle"),
+    ),
+    Shard(
+        title="batches: engine, driver and head killed, preemption, rights, wrong files, OpenAI's client",
+        tests=("tests/e2e/test_batches_campaign.py",),
+        sources=("batches", "gateway", "cli/serve"),
     ),
     Shard(
         title="messages to URLs of users: a redirect to a private address, a reply without an end",

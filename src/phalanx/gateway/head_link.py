@@ -10,7 +10,7 @@ import os
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 from urllib.parse import quote
@@ -227,6 +227,46 @@ class HeadLink:
             HeadAway: the head does not answer.
         """
         return await self._ask(method, path, {**self._own_headers(), "Content-Type": "application/json"}, body)
+
+    @contextlib.asynccontextmanager
+    async def open_as(
+        self,
+        key: str,
+        method: str,
+        path: str,
+        *,
+        body: bytes | AsyncIterator[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        silent_s: float = ANSWER_S,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request with a client's key, whose user the head then judges; yields the answer, whose body is read as the caller likes.
+
+        Args:
+            key: the client's.
+            method: of the request.
+            path: with its query.
+            body: of the request, whole or in pieces.
+            headers: more of them.
+            silent_s: the head may send nothing for this long.
+
+        Raises:
+            HeadAway: the head does not answer.
+        """
+        if self._session is None:
+            raise HeadAway
+        url, timeout = self._head.url(), aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S, sock_read=silent_s)
+        ours = {"Authorization": f"Bearer {key}", **(headers or {})}
+        try:
+            async with self._session.request(
+                method, url + path, headers=ours, data=body, timeout=timeout, allow_redirects=False
+            ) as answer:
+                if answer.status == 503:
+                    self._head.failed(url)
+                    raise HeadAway(refusal_text(503, await answer.read()))
+                yield answer
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self._head.failed(url)
+            raise HeadAway(str(error) or type(error).__name__) from None
 
     async def _send_load(self, body: bytes) -> None:
         """Post a report of the load."""

@@ -24,7 +24,8 @@ from aiohttp.http import HttpProcessingError
 from phalanx.gateway.canary_sessions import SESSION_HEADER, NoTrial, Session, SessionTrial, session_of
 from phalanx.gateway.continuation import ReplicaFailed, StreamContinuation
 from phalanx.gateway.fair_queue import WaitingRoomFull
-from phalanx.gateway.head_link import HeadAway, HeadLink, may_use
+from phalanx.gateway.head_link import HeadLink, may_use
+from phalanx.gateway.key_check import user_of
 from phalanx.gateway.load_reports import StreamTimer
 from phalanx.gateway.metrics import GatewayMetrics
 from phalanx.gateway.refusals import Refused
@@ -161,7 +162,7 @@ class RequestRelay:
     async def models(self, request: web.Request) -> web.StreamResponse:
         """List the services that the user may use."""
         try:
-            user = await self._user(request)
+            user = await user_of(self.head, request)
         except Refused as refused:
             return refused.response()
         found = [service.view for _, service in sorted(self.table.services.items()) if self._may_use(user, service)]
@@ -173,7 +174,7 @@ class RequestRelay:
     async def scrape(self, request: web.Request) -> web.StreamResponse:
         """The gateway's metrics for Prometheus."""
         try:
-            await self._user(request)
+            await user_of(self.head, request)
         except Refused as refused:
             return refused.response()
         return web.Response(body=self.metrics.text(self.table), headers={"Content-Type": self.metrics.content_type})
@@ -196,7 +197,7 @@ class RequestRelay:
         """Pass one request to a replica."""
         name, began_s = "", time.monotonic()
         try:
-            user = await self._user(request)
+            user = await user_of(self.head, request)
             body = await _read(request)
             wanted = _parse(body)
             service = self._service(wanted.model, user)
@@ -230,21 +231,6 @@ class RequestRelay:
         return answer
 
     # ---- the steps of a request ---------------------------------------------------------------------------------------
-
-    async def _user(self, request: web.Request) -> CurrentUser:
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        key = key.strip()
-        if scheme.lower() != "bearer" or not key or len(key) > 1024 or not key.isascii():
-            raise Refused(401, "send a token of Phalanx as the API key: Authorization: Bearer TOKEN", "invalid_api_key")
-        try:
-            user = await self.head.owner_of(key)
-        except HeadAway:
-            raise Refused(
-                503, "the head does not answer, and this key is not known yet", "head_away", retry_after_s=5
-            ) from None
-        if user is None:
-            raise Refused(401, "this key is not valid, or has expired", "invalid_api_key")
-        return user
 
     def _service(self, model: str, user: CurrentUser) -> RoutedService:
         service = self.table.services.get(model)

@@ -17,6 +17,8 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.http_exceptions import PayloadEncodingError
 
 from phalanx.core.errors import BadRequest
+from phalanx.gateway.batches.file_store import FileStore
+from phalanx.gateway.batches.routes import BatchRoutes
 from phalanx.gateway.head_link import GatewayHead, HeadLink
 from phalanx.gateway.limit_shares import LimitShareLink
 from phalanx.gateway.metrics import GatewayMetrics
@@ -39,6 +41,7 @@ class GatewayOptions:
     Attributes:
         host, port: where it listens; port 0 is any free one. tls: None for plain HTTP, which only loopback may have.
         snapshot: file with the last list of services; "" for none.
+        files_folder: where uploaded files are kept; "" for no files and batches.
         usage_folder: where the use of services is kept until the head has counted it; "" for none.
         replica_limit: requests that one replica gets at once.
         waiting_max: requests of one service that may wait; wait_max_s: for how long.
@@ -56,6 +59,7 @@ class GatewayOptions:
     wait_max_s: float
     silent_max_s: float
     shared: bool = False
+    files_folder: str = ""
 
 
 def run_gateway(head: GatewayHead, options: GatewayOptions, ready: Callable[[int], None]) -> None:
@@ -80,8 +84,9 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
         table, link, metrics, accounts, wait_max_s=options.wait_max_s, silent_max_s=options.silent_max_s
     )
     await relay.open()
+    batches = BatchRoutes(link, table, FileStore(options.files_folder)) if options.files_folder else None
     runner = web.AppRunner(
-        _app(relay),
+        _app(relay, batches),
         handler_cancellation=True,
         access_log=None,
         logger=_http_log(),
@@ -149,11 +154,13 @@ async def _refuse_unknown_routes(
         return Refused(404, f"{where}: there is no such route", "unknown_url").response()
 
 
-def _app(relay: RequestRelay) -> web.Application:
+def _app(relay: RequestRelay, batches: BatchRoutes | None = None) -> web.Application:
     app = web.Application(client_max_size=BODY_MAX, middlewares=[_refuse_unknown_routes])
     app.router.add_get("/v1/models", relay.models)
     app.router.add_get("/metrics", relay.scrape)
     app.router.add_get("/health", relay.health)
     for path in ROUTES:
         app.router.add_post(path, relay.forward)
+    if batches is not None:
+        batches.add_to(app)
     return app

@@ -93,6 +93,7 @@ def gateway(
         tls=tls,
         snapshot=os.path.join(folder, "gateway-services.json"),
         usage_folder=os.path.join(folder, "gateway-usage"),
+        files_folder=os.path.join(folder, "gateway-files"),
         replica_limit=per_replica,
         waiting_max=waiting,
         wait_max_s=parse_duration_s(wait),

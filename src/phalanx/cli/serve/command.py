@@ -15,6 +15,7 @@ from phalanx.cli.jobs.job_request import JobRequest, job_request_of_file
 from phalanx.cli.jobs.logs import logs
 from phalanx.cli.jobs.sendable_job import sendable_mapping
 from phalanx.cli.list_output import ListView, list_options, show_list, to_json
+from phalanx.cli.serve.batch import batch
 from phalanx.cli.serve.model import model
 from phalanx.cli.serve.rollout_options import (
     JSON_OPTION,
@@ -138,7 +139,7 @@ def down(names: tuple[str, ...], detach: bool, as_json: bool) -> int:
     return code
 
 
-for _shared in (model, scale, sleep, wake, logs):
+for _shared in (model, batch, scale, sleep, wake, logs):
     serve.add_command(_shared)
 
 
