@@ -197,7 +197,7 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-class Engine:
+class BatchEngine:
     """The engine's process.
 
     Args:
@@ -276,7 +276,7 @@ class Engine:
                 process.wait(wait_s)
 
 
-class Batch:
+class BatchRun:
     """One run of a batch, until it is done or asked to stop.
 
     Args:
@@ -291,7 +291,7 @@ class Batch:
         self._input = os.path.join(folder, INPUT)
         self._outputs = outputs
         self.files = AnswerFiles(outputs, job)
-        self.engine = Engine(self.settings)
+        self.engine = BatchEngine(self.settings)
         self.asked = False  # to stop, by a signal
         self.stopping = threading.Event()  # nothing more is sent
         self._at_once = int(self.settings["at_once"])
@@ -569,7 +569,7 @@ def one_line(body: bytes) -> bytes:
 def main() -> int:
     """Run the batch of this folder."""
     folder = os.path.dirname(os.path.abspath(__file__))
-    batch = Batch(folder, os.environ["PHALANX_OUTPUT_DIR"], os.environ.get("PHALANX_JOB_ID", "0"))
+    batch = BatchRun(folder, os.environ["PHALANX_OUTPUT_DIR"], os.environ.get("PHALANX_JOB_ID", "0"))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: setattr(batch, "asked", True))
     return batch.run()
