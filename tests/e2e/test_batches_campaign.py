@@ -204,6 +204,13 @@ def test_a_wrong_file_fails_its_batch_and_says_where(batches, content, endpoint,
     assert batch["id"] in [one["id"] for one in batches.ask("GET", "/batches")["data"]]
 
 
+@pytest.mark.parametrize("content", [b"", b"--b\r\nbroken", b"--b--", b"--b\r\nA: " + b"x" * 100_000])
+def test_a_broken_form_is_no_error_of_the_gateway(batches, content):
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    error = batches.ask("POST", "/files", status=400, content=content, headers=headers)["error"]
+    assert error["type"] == "invalid_request_error"
+
+
 def test_another_users_files_and_batches_do_not_exist(phalanx, gateway, batches):
     phalanx("users", "add", "eve")
     key = phalanx("tokens", "add", "--user", "eve").stdout.split()[0]

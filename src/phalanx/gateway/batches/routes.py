@@ -12,6 +12,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from phalanx.batches import driver
 from phalanx.batches.batch_job import WINDOW_S, BatchPacker, batch_keys, batch_labels, check_metadata
@@ -106,7 +107,7 @@ class BatchRoutes:
                             purpose = text.strip()
                         while await _within(part.read_chunk(_PIECE_BYTES)):
                             pass
-            except (ValueError, aiohttp.ClientError, AssertionError) as error:
+            except (ValueError, AssertionError, HttpProcessingError, web.RequestPayloadError) as error:
                 raise Refused(400, f"the form cannot be read: {type(error).__name__}", "invalid_body") from None
             if not filename:
                 raise Refused(400, "the form has no file", "missing_required_parameter")
