@@ -27,9 +27,10 @@ from benchmarks.figures import Figure, at_least, at_most, plain_figure, print_pr
 from benchmarks.gateway_load import KEY, Connection, ask_many, request_bytes
 from benchmarks.gateway_peers import ComparedGateway, commands, start_gateway
 from benchmarks.gateway_trace import conversations, decision_ms, replay
+from benchmarks.gateway_trace_cache import compare_reads
 from tests.gateway_rig import EngineProcess, GatewayRig, free_port, gateway_rig
 
-PARTS = ("latency", "cpu", "held", "cold", "decision", "trace")
+PARTS = ("latency", "cpu", "held", "cold", "decision", "trace", "caches")
 UPSTREAMS = 2
 
 
@@ -278,6 +279,19 @@ async def measure(asked: argparse.Namespace) -> tuple[dict[str, Any], list[Figur
             at_most("max_over_mean", [max(found["loads"])], "of the mean", 1.25),
             at_most(
                 "ttft_over_least_load", [max(found["ttft_over_least_load"])], "x", 1.05, note="where nothing is shared"
+            ),
+        ]
+    if "caches" in parts:
+        facts["caches"] = cases = compare_reads(range(1, 1 + (asked.runs or 2)))
+        means = [one["mean_ratio"] for one in cases.values()]
+        figures += [
+            plain_figure("caches_read_best", [min(means)], "x"),
+            at_most(
+                "caches_read_worst",
+                [max(means)],
+                "x",
+                1.05,
+                note="mean time to the first token over that of gateways that do not read KV use",
             ),
         ]
     facts["load_after"] = [round(one, 1) for one in os.getloadavg()]

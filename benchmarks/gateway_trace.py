@@ -64,7 +64,8 @@ def conversations(seed: int, *, count: int, systems: int, rate_per_s: float) -> 
 class Replica:
     """One engine: what its cache holds, and until when it reads prompts."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+        self.cache_bytes = cache_bytes
         self.known: OrderedDict[int, int] = OrderedDict()
         self.size = 0
         self.free_s = 0.0
@@ -85,7 +86,7 @@ class Replica:
                 self.known[one] = block_bytes(number)
                 self.size += self.known[one]
             self.known.move_to_end(one)
-        while self.size > CACHE_BYTES:
+        while self.size > self.cache_bytes:
             self.size -= self.known.popitem(last=False)[1]
         return found
 
@@ -110,8 +111,8 @@ class Replayed:
         return statistics.quantiles(self.ttft_s, n=20)[-1]
 
 
-def service_of(replicas: int, limit: int = 100_000) -> RoutedService:
-    """Return a service with this many replicas."""
+def service_of(replicas: int, limit: int = 100_000, clock: Callable[[], float] = time.monotonic) -> RoutedService:
+    """Return a service with this many replicas. `clock`: monotonic seconds."""
     ends = [
         EndpointView(
             job_id=JobId(str(one)), revision=1, node_id=NodeId("n"), address="127.0.0.1", port=1 + one, ready=True
@@ -132,13 +133,13 @@ def service_of(replicas: int, limit: int = 100_000) -> RoutedService:
         ready=replicas,
         endpoints=ends,
     )
-    return RoutedService(view, replica_limit=limit, waiting_max=1)
+    return RoutedService(view, replica_limit=limit, waiting_max=1, clock=clock)
 
 
-def replay(trace: list[Asked], count: int, policy: str) -> Replayed:
-    """Play a trace. Policies: `phalanx`; `best`, the best cache whatever the load; `least`, the load."""
+def replay(trace: list[Asked], count: int, policy: str, cache_bytes: int = CACHE_BYTES) -> Replayed:
+    """Play a trace. Policies: `phalanx`; `exact`, the same with what the caches hold; `best`, the best cache whatever the load; `least`, the load."""
     service = service_of(count)
-    engines = {str(number): Replica() for number in range(count)}
+    engines = {str(number): Replica(cache_bytes) for number in range(count)}
     ends: list[tuple[float, int, RoutedReplica, int]] = []
     hit = whole = 0
     ttft: list[float] = []
@@ -153,8 +154,9 @@ def replay(trace: list[Asked], count: int, policy: str) -> Replayed:
             replica, tokens = found
         else:
             matches: dict[int, int] = {}
-            if policy == "best":
+            if policy in ("best", "exact"):
                 matches = {each.slot: engines[each.job_id].match(hashes) for each in service.replicas.values()}
+            if policy == "best":
                 replica = max(service.replicas.values(), key=lambda each: (matches[each.slot], -each.tokens))
             else:
                 chosen = choose_replica(
@@ -191,7 +193,7 @@ def decision_ms(replicas: int, prompts: int, seed: int = 1) -> tuple[list[float]
     tracemalloc.start()
     service = service_of(replicas)
     for slot in range(replicas):
-        service._prefixes.add([chance.getrandbits(64) for _ in range(31_000)], slot)  # noqa: SLF001 - its size is measured
+        service.prefixes.add([chance.getrandbits(64) for _ in range(31_000)], slot)
     memory_mib = tracemalloc.get_traced_memory()[0] / 2**20
     tracemalloc.stop()
     shared = [chance.randbytes(200_000).hex().encode() for _ in range(8)]

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 ROOT = Path(__file__).parents[1]
 KEY = "good-key"
@@ -46,6 +47,7 @@ class GatewayRig:
         engines: that are listed as ready.
         patched: bodies of requests to change the service, such as a wish for a replica.
         desired: replicas wanted, as the list says.
+        away: the head cuts each connection.
     """
 
     session: aiohttp.ClientSession
@@ -55,6 +57,7 @@ class GatewayRig:
     gateways: list[asyncio.subprocess.Process] = field(default_factory=list)
     patched: list[dict] = field(default_factory=list)
     desired: int = 1
+    away: bool = False
     last: int = 0
     started: list[asyncio.subprocess.Process] = field(default_factory=list)
 
@@ -137,6 +140,16 @@ class GatewayRig:
 
     # ---- the head ---------------------------------------------------------------------------------------------------
 
+    @property
+    def cut_while_away(self) -> Middleware:
+        @web.middleware
+        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if self.away and request.transport is not None:
+                request.transport.abort()
+            return await handler(request)
+
+        return check
+
     def record(self) -> dict:
         ready = [
             {
@@ -185,7 +198,7 @@ async def gateway_rig() -> AsyncIterator[GatewayRig]:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=300)) as session:
         rig = GatewayRig(session=session)
-        app = web.Application()
+        app = web.Application(middlewares=[rig.cut_while_away])
         app.router.add_get("/v1/services", rig.services)
         app.router.add_get("/v1/me", rig.me)
         app.router.add_patch("/v1/services/{name}", rig.patch)
@@ -226,6 +239,7 @@ def main() -> None:
     parser.add_argument("--head", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--snapshot", default="")
+    parser.add_argument("--prefixes", default="")
     parser.add_argument("--per-replica", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--silent", type=float, default=600.0)
@@ -239,6 +253,7 @@ def main() -> None:
         port=asked.port,
         tls=None,
         snapshot=asked.snapshot,
+        prefix_folder=asked.prefixes,
         usage_folder="",
         replica_limit=asked.per_replica,
         waiting_max=asked.waiting,

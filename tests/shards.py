@@ -127,6 +127,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_canary_rollout.py",
     "tests/property/test_canary_statistics.py::test_at_most",
     "tests/property/test_canary_statistics.py::test_how_soon",
+    "tests/e2e/test_gateway_soak_campaign.py",
     "tests/e2e/test_gateway_continuation.py::test_a",
     "tests/e2e/test_gateway_continuation.py::test_how",
     "tests/e2e/test_tide.py",
@@ -394,8 +395,12 @@ SHARDS: tuple[Shard, ...] = (
         sources=("gateway", "core/lifecycle", "controller/services"),
     ),
     Shard(
-        title="gateway: streams whose replica fails",
-        tests=("tests/e2e/test_gateway_continuation.py", "tests/e2e/test_tide.py"),
+        title="gateway: streams whose replica fails, two gateways under faults, restarts, and the tide",
+        tests=(
+            "tests/e2e/test_gateway_continuation.py",
+            "tests/e2e/test_gateway_soak_campaign.py",
+            "tests/e2e/test_tide.py",
+        ),
         sources=("gateway",),
     ),
     Shard(

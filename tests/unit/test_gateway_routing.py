@@ -35,7 +35,7 @@ def test_the_index_agrees_with_a_set_of_prefixes_for_each_replica(data):
             index.add(chained, slot)
             model.setdefault(slot, set()).update(chained)
         elif data.draw(st.booleans()):
-            index.forget(slot)
+            index.forget([slot])
             model.pop(slot, None)
         expected = {}
         for one, known in model.items():
@@ -109,6 +109,75 @@ def test_no_replica_gets_more_than_its_bound_of_the_load(requests, count):
     for chosen, cost in open_:
         chosen.end(cost)
     assert all(one.tokens == 0 == one.in_flight for one in replicas)
+
+
+def test_a_full_cache_costs_new_requests_and_not_those_whose_prompt_was_read():
+    full, roomy = replica(0, 1000, cache_use=0.95), replica(1, 1100, cache_use=0.4)
+    assert choose_replica([full, roomy], {}, 10, 0.0, prompt_tokens=500) is roomy
+    assert choose_replica([full, roomy], {0: 10}, 10, 0.0, prompt_tokens=1000) is full, "its blocks are shared"
+    roomy.cache_use = 0.95
+    assert choose_replica([full, roomy], {}, 10, 0.0, prompt_tokens=500) is full, "there is no better one"
+
+
+def test_the_use_of_a_cache_follows_what_was_sent_since_and_is_forgotten():
+    one = replica(0, 1000)
+    one.read_cache(0.5, 10_000, 100.0)
+    assert one.cache_use_at(100.0) == 0.5
+    one.begin(2000, 1)
+    assert one.cache_use_at(104.0) == pytest.approx(0.7)
+    one.end(2000)
+    assert one.cache_use_at(105.0) == 0.5
+    assert one.cache_use_at(110.0) == pytest.approx(0.25)
+    assert one.cache_use_at(200.0) < 0.001
+    one.read_cache(0.0, 10_000, 200.0)
+    one.begin(5000, 2)
+    assert one.cache_use_at(200.0) == 0.0, "engines without the metric say 0"
+
+
+FLOATS = st.floats(allow_nan=True, allow_infinity=True)
+REPLICAS = st.lists(
+    st.tuples(
+        st.integers(0, 10**7), FLOATS, st.integers(-5, 10**7), st.integers(0, 10**7), st.integers(0, 3), st.booleans()
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(REPLICAS, st.integers(0, 10**6), st.integers(0, 4096), st.floats(0, 1e6), st.data())
+def test_whatever_engines_report_the_choice_is_one_that_may_take_it_and_within_the_bound(
+    found, prompt, blocks, now_s, data
+):
+    replicas = []
+    for slot, (tokens, use, size, before, flight, avoided) in enumerate(found):
+        one = replica(slot, tokens, limit=3, in_flight=flight, avoided_until_s=now_s + 1 if avoided else 0.0)
+        one.cache_use, one.cache_tokens, one.tokens_read = use, size, before
+        one.cache_read_s = data.draw(st.floats(0, 1e6))
+        assert 0.0 <= one.cache_use_at(now_s) <= 1.0
+        replicas.append(one)
+    matches = {slot: data.draw(st.integers(0, blocks)) for slot in range(len(replicas))}
+    usable = [one for one in replicas if one.in_flight < 3 and one.avoided_until_s <= now_s]
+    chosen = choose_replica(replicas, matches, blocks, now_s, prompt_tokens=prompt)
+    if not usable:
+        assert chosen is None
+        return
+    assert chosen in usable
+    assert chosen is not None
+    mean = sum(one.tokens for one in usable) / len(usable)
+    assert chosen.tokens <= LOAD_BOUND * mean + 1 or chosen.tokens == min(one.tokens for one in usable)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=6), st.integers(16, 2000))
+def test_no_replica_starves_however_full_its_cache_is_said_to_be(uses, prompt):
+    """Requests that do not end: the bound on the others' load brings one to each."""
+    replicas = [replica(slot, limit=10_000, cache_use=use) for slot, use in enumerate(uses)]
+    for number in range(200):
+        chosen = choose_replica(replicas, {}, 0, 0.0, prompt_tokens=prompt)
+        assert chosen is not None
+        chosen.begin(expected_tokens(prompt * 4, 0.0, 16), number)
+    assert all(one.in_flight for one in replicas)
 
 
 def test_expected_tokens_count_what_was_not_read_and_the_answer():

@@ -11,7 +11,7 @@ from phalanx.core.work.keys import InvalidKey
 from phalanx.core.work.services.log_histogram import class_of, merged, middle_of, quantile
 from phalanx.core.work.services.scale_terms import ScaleTerms, parse_scale_terms
 from phalanx.core.work.services.service_load import ServiceLoad, sum_loads
-from phalanx.gateway.engine_metrics import EngineMetrics, parse_cache_use
+from phalanx.gateway.engine_metrics import EngineMetrics, parse_cache_tokens, parse_cache_use
 from phalanx.gateway.routing import RoutedReplica
 from phalanx.gateway.services import ServiceTable
 from tests.unit.test_services import terms
@@ -211,11 +211,27 @@ def test_kv_use_is_read_from_metrics_that_come_in_many_parts():
         ),
         (b"# HELP sglang:token_usage x\nsglang:token_usage 0.5\n", 0.5),
         (b"llamacpp:kv_cache_usage_ratio 7\n", 1.0),
-        (b"other 1\n", 0.0),
-        (b"", 0.0),
+        (b"other 1\n", None),
+        (b"", None),
     ],
 )
 def test_kv_use_of_engines(text, share):
     assert parse_cache_use(text) == share
     with pytest.raises(ValueError, match="float"):
         parse_cache_use(b"sglang:token_usage e-e\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        (
+            b'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="2048",num_gpu_blocks_override="None"} 1.0\n',
+            32768,
+        ),
+        (b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n', 0),
+        (b'sglang:max_total_num_tokens{model_name="m"} 9000.0\nsglang:max_total_num_tokens 8000\n', 8000),
+        (b"", 0),
+    ],
+)
+def test_size_of_the_kv_cache_of_engines(text, tokens):
+    assert parse_cache_tokens(text) == tokens

@@ -84,7 +84,7 @@ class LoadMeter:
             arrived=arrived,
             first_tokens=first_tokens,
             unanswered=dict(Counter(class_of(now_s - one.began_s) for one in self.unanswered.values())),
-            kv=sum(one.cache_use for one in replicas) / max(1, len(replicas)),
+            kv=sum(one.cache_use_at(now_s) for one in replicas) / max(1, len(replicas)),
             tokens=tokens,
             revisions=[] if service.canary is None else service.canary.take(),
         )

@@ -5,7 +5,8 @@ Bytes, not tokens: a tokenizer would cost more than the routing (llm-d's routers
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 import xxhash
@@ -48,13 +49,14 @@ class PrefixIndex:
     """The blocks that each replica of one service was given, the oldest forgotten first.
 
     Replicas are small numbers (`slot`). There are two generations: a full one becomes the older one, which is dropped when the next is full,
-    so that blocks that are used go on.
+    so that blocks that are used go on. `changes`: how often it was changed.
     """
 
     def __init__(self, known_max: int = KNOWN_MAX) -> None:
         self._known_max = known_max
         self._recent: dict[int, int] = {}  # hash -> bits of slots
         self._older: dict[int, int] = {}
+        self.changes = 0
 
     def __len__(self) -> int:
         return len(self._recent) + len(self._older)
@@ -62,6 +64,7 @@ class PrefixIndex:
     def add(self, hashes: Iterable[int], slot: int) -> None:
         """Note that the replica has read these blocks."""
         bit, recent = 1 << slot, self._recent
+        self.changes += 1
         for one in hashes:
             recent[one] = recent.get(one, 0) | bit
         if len(recent) > self._known_max:
@@ -81,16 +84,32 @@ class PrefixIndex:
         _put(found, 0 if alive == -1 else alive, len(hashes))
         return found
 
-    def forget(self, slot: int) -> None:
-        """Drop all of a replica that has gone: its slot may be given to another."""
-        keep = ~(1 << slot)
+    def forget(self, slots: Iterable[int]) -> None:
+        """Drop all of replicas that have gone: their slots may be given to others."""
+        gone = sum(1 << slot for slot in set(slots))
+        self.changes += 1
         for known in (self._recent, self._older):
-            for one in [one for one, bits in known.items() if bits & ~keep]:
-                left = known[one] & keep
+            for one in [one for one, bits in known.items() if bits & gone]:
+                left = known[one] & ~gone
                 if left:
                     known[one] = left
                 else:
                     del known[one]
+
+    def copies(self) -> list[dict[int, int]]:
+        """Return the bits of slots by hash, in both generations, the older one first."""
+        return [self._older.copy(), self._recent.copy()]
+
+    def merge(self, generations: Sequence[Mapping[int, int]]) -> None:
+        """Take over what `copies` returned, here or elsewhere, as far as there is room."""
+        self.changes += 1
+        for mine, other in zip((self._older, self._recent), generations, strict=True):
+            if not mine:
+                mine.update(islice(other.items(), max(0, len(other) - self._known_max), None))
+                continue
+            for one, bits in other.items():
+                if one in mine or len(mine) < self._known_max:
+                    mine[one] = mine.get(one, 0) | bits
 
 
 def _put(found: dict[int, int], bits: int, blocks: int) -> None:

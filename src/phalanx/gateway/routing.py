@@ -3,11 +3,19 @@
 The best replica has the least load together with `READ_WEIGHT` times what the request costs there: tokens of the prompt that it has not read, and
 of the answer. The load is in tokens in flight, because one long prompt is worth many short ones. A replica over `LOAD_BOUND` times the mean gets
 nothing, however much it has read: affinity alone piles a popular prompt on one replica (consistent hashing with bounded loads: Mirrokni, Thorup,
-Zadimoghaddam 2018). The weight and the bound are the best of those tried.
+Zadimoghaddam 2018).
+
+The tokens in flight are this gateway's own. The share of its KV cache that an engine uses covers all gateways, and how large the cache is. Where it
+is above `CACHE_EASY` and the mean, tokens that the engine has not read cost more, up to `CACHE_WEIGHT` times at a full cache. Tokens that it has read
+cost no more: requests share their blocks, and another engine would need new ones. To shut out full engines made it worse: requests left the caches
+that they shared, and needed more.
+
+The weights and bounds are the best of those tried (`benchmarks/gateway_trace.py`, `gateway_trace_cache.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +24,9 @@ READ_WEIGHT: Final = 3.0  # a prompt is read once, and what was read stays in th
 LOAD_BOUND: Final = 1.5
 BYTES_PER_TOKEN: Final = 4  # of English text; only the ratio of loads depends on it
 ANSWER_TOKENS: Final = 256  # expected where the request has no limit
-FULL_CACHE: Final = 0.95  # share of an engine's KV cache in use above which it preempts requests
+CACHE_EASY: Final = 0.5  # share of an engine's KV cache in use up to which it makes no difference
+CACHE_WEIGHT: Final = 10.0
+CACHE_FRESH_S: Final = 5.0  # a figure counts whole for this long, then half as much after each such time
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -28,7 +38,9 @@ class RoutedReplica:
         limit: requests that it may have at once.
         revision: of the service, that it runs.
         in_flight: requests that it has; `tokens`: an estimate of the tokens that they still cost.
-        cache_use: share of its KV cache in use, 0 to 1; 0 if unknown.
+        cache_use: share of its KV cache in use when it was last read, 0 to 1; 0 if unknown. `cache_read_s`: when that was, in monotonic
+            time; `tokens_read`: its tokens in flight then.
+        cache_tokens: that its KV cache holds; 0 if unknown.
         avoided_until_s: after a failed connection, until this monotonic time.
         used: number of its last request, which breaks ties.
     """
@@ -41,6 +53,9 @@ class RoutedReplica:
     tokens: int = 0
     revision: int = 0
     cache_use: float = 0.0
+    cache_read_s: float = 0.0
+    cache_tokens: int = 0
+    tokens_read: int = 0
     avoided_until_s: float = 0.0
     used: int = 0
 
@@ -54,6 +69,20 @@ class RoutedReplica:
         """Count it down, with what `begin` was given."""
         self.in_flight -= 1
         self.tokens -= tokens
+
+    def read_cache(self, use: float, tokens: int, now_s: float) -> None:
+        """Take over the share of its KV cache in use, and the tokens that the cache holds; 0 if unknown."""
+        self.cache_use, self.cache_tokens, self.cache_read_s, self.tokens_read = use, tokens, now_s, self.tokens
+
+    def cache_use_at(self, now_s: float) -> float:
+        """Return the share of its KV cache in use: as read, with what was sent and ended since, and less the longer it has not been read."""
+        use = self.cache_use
+        if not use > 0.0:
+            return 0.0
+        if self.cache_tokens > 0:
+            use += (self.tokens - self.tokens_read) / self.cache_tokens
+        late = max(0.0, now_s - self.cache_read_s - CACHE_FRESH_S) / CACHE_FRESH_S
+        return min(1.0, max(0.0, use)) * math.exp2(-min(late, 1000.0))
 
 
 def expected_tokens(prompt_bytes: int, read_share: float, answer_tokens: int | None) -> int:
@@ -89,13 +118,19 @@ def choose_replica(
     if not usable:
         return None
     bound = LOAD_BOUND * sum([one.tokens for one in usable]) / len(usable)
-    allowed = [one for one in usable if one.tokens <= bound and one.cache_use < FULL_CACHE]
-    if not allowed:  # as when every cache is full
+    allowed = [one for one in usable if one.tokens <= bound]
+    if not allowed:  # rounding alone
         least = min(one.tokens for one in usable)
         allowed = [one for one in usable if one.tokens == least]
-    read = READ_WEIGHT * prompt_tokens / max(1, blocks)  # the rest of the cost is the same everywhere
+    uses = {one.slot: one.cache_use_at(now_s) for one in allowed if one.cache_use}
+    easy = max(CACHE_EASY, sum(uses.values()) / len(allowed))  # where all are nearly full, none is to be avoided
+    fulls = {slot: max(0.0, use - easy) / (1.0 - CACHE_EASY) for slot, use in uses.items()}
+    per_block = prompt_tokens / max(1, blocks)
 
     def rank(one: RoutedReplica) -> tuple[float, int, int]:
-        return (one.tokens - read * matches.get(one.slot, 0), one.in_flight, one.used)
+        unread = prompt_tokens - per_block * matches.get(one.slot, 0)
+        cost = one.tokens + READ_WEIGHT * unread
+        full = fulls.get(one.slot, 0.0)
+        return (cost + full * CACHE_WEIGHT * (unread + ANSWER_TOKENS) if full else cost, one.in_flight, one.used)
 
     return min(allowed, key=rank)

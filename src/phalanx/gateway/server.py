@@ -26,6 +26,7 @@ from phalanx.gateway.rate_limits import RateLimiter
 from phalanx.gateway.refusals import Refused
 from phalanx.gateway.relay import BODY_MAX, ROUTES, RequestRelay
 from phalanx.gateway.request_accounts import RequestAccounts
+from phalanx.gateway.saved_prefixes import PrefixFiles
 from phalanx.gateway.services import ServiceTable
 from phalanx.gateway.slow_clients import SlowClients
 from phalanx.gateway.usage_link import UsageLink
@@ -42,6 +43,7 @@ class GatewayOptions:
         host, port: where it listens; port 0 is any free one. tls: None for plain HTTP, which only loopback may have.
         snapshot: file with the last list of services; "" for none.
         files_folder: where uploaded files are kept; "" for no files and batches.
+        prefix_folder: where each gateway of the machine saves which replica has read which prompts; "" for nowhere.
         usage_folder: where the use of services is kept until the head has counted it; "" for none.
         replica_limit: requests that one replica gets at once.
         waiting_max: requests of one service that may wait; wait_max_s: for how long.
@@ -53,6 +55,7 @@ class GatewayOptions:
     port: int
     tls: ssl.SSLContext | None
     snapshot: str
+    prefix_folder: str
     usage_folder: str
     replica_limit: int
     waiting_max: int
@@ -73,6 +76,8 @@ def run_gateway(head: GatewayHead, options: GatewayOptions, ready: Callable[[int
 
 async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int], None]) -> None:
     table = ServiceTable(replica_limit=options.replica_limit, waiting_max=options.waiting_max)
+    prefixes = PrefixFiles(table, options.prefix_folder)
+    prefixes.open()
     link = HeadLink(head, table, options.snapshot)
     metrics = GatewayMetrics()
     limiter = RateLimiter()
@@ -101,7 +106,10 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
     slow = SlowClients(runner.server)
     stop = asyncio.Event()
     reporting = asyncio.create_task(usage.run())
-    following = [reporting, *(asyncio.create_task(one) for one in (link.run(), shares.run(), slow.run()))]
+    following = [
+        reporting,
+        *(asyncio.create_task(one) for one in (link.run(), shares.run(), slow.run(), prefixes.run())),
+    ]
     for task in following:
         task.add_done_callback(lambda _: stop.set())  # it ends by an error alone, which then ends the gateway
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from msgspec import structs
@@ -22,14 +22,17 @@ _numbers = itertools.count(1)
 
 
 class RoutedService:
-    """One service and its replicas that are ready."""
+    """One service and its replicas that are ready. `prefixes`: that they have read. `clock`: monotonic seconds."""
 
-    def __init__(self, view: ServiceView, *, replica_limit: int, waiting_max: int) -> None:
+    def __init__(
+        self, view: ServiceView, *, replica_limit: int, waiting_max: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.view = view
+        self._clock = clock
         self.replicas: dict[str, RoutedReplica] = {}
         self.waiting = FairQueue(waiting_max)
         self.canary: RevisionMeter | None = None
-        self._prefixes = PrefixIndex()
+        self.prefixes = PrefixIndex()
         self._limit = replica_limit
         self.update(view)
 
@@ -39,8 +42,9 @@ class RoutedService:
         self._follow_canary(view)
         revisions = {str(one.job_id): one.revision for one in view.endpoints}
         ready = {str(one.job_id): f"http://{_host(one.address)}:{one.port}" for one in view.endpoints if one.ready}
-        for job_id in [job_id for job_id, replica in self.replicas.items() if ready.get(job_id) != replica.url]:
-            self._prefixes.forget(self.replicas.pop(job_id).slot)
+        gone = [job_id for job_id, replica in self.replicas.items() if ready.get(job_id) != replica.url]
+        if gone:
+            self.prefixes.forget(self.replicas.pop(job_id).slot for job_id in gone)
         for job_id in ready.keys() - self.replicas.keys():
             taken = {one.slot for one in self.replicas.values()}
             slot = next(number for number in itertools.count() if number not in taken)
@@ -61,14 +65,14 @@ class RoutedService:
         While sessions are divided, a replica of the other revision is chosen only where none of the session's own can take it.
         """
         hashes = prefix_hashes(prompt)
-        matches = self._prefixes.matches(hashes)
+        matches = self.prefixes.matches(hashes)
         found = None
         for replicas in self._sides(session):
             found = found or choose_replica(
                 replicas,
                 matches,
                 len(hashes),
-                time.monotonic(),
+                self._clock(),
                 prompt_tokens=len(prompt) // BYTES_PER_TOKEN,
                 excluded=excluded,
             )
@@ -77,7 +81,7 @@ class RoutedService:
         share = matches.get(found.slot, 0) / max(1, len(hashes))
         tokens = expected_tokens(len(prompt), share, answer_tokens)
         found.begin(tokens, next(_numbers))
-        self._prefixes.add(hashes, found.slot)
+        self.prefixes.add(hashes, found.slot)
         return found, tokens
 
     def trial(
@@ -110,22 +114,23 @@ class RoutedService:
 
     def failed(self, replica: RoutedReplica) -> None:
         """Avoid a replica that could not be reached for a while."""
-        replica.avoided_until_s = time.monotonic() + AVOIDED_S
+        replica.avoided_until_s = self._clock() + AVOIDED_S
 
     def call_waiting(self) -> None:
         """Call as many waiting requests as the replicas can take now."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         usable = (one for one in self.replicas.values() if one.avoided_until_s <= now_s)
         self.waiting.call(sum(max(0, one.limit - one.in_flight) for one in usable))
 
 
 class ServiceTable:
-    """All services by name."""
+    """All services by name. `added`: gets each service to which replicas were added, with their jobs."""
 
     def __init__(self, *, replica_limit: int, waiting_max: int) -> None:
         self._limit, self._waiting_max = replica_limit, waiting_max
         self.services: dict[str, RoutedService] = {}
         self.terms: dict[ProjectId, ProjectTerms] = {}
+        self.added: Callable[[RoutedService, set[str]], object] = lambda _service, _jobs: None
 
     def is_open(self, project: ProjectId) -> bool:
         """Return whether all users belong to a project."""
@@ -141,10 +146,15 @@ class ServiceTable:
             gone.update(structs.replace(gone.view, endpoints=[]))
             gone.waiting.call(len(gone.waiting))  # they find no service
         for name, view in by_name.items():
+            before = set[str]()
             if name in self.services:
+                before = set(self.services[name].replicas)
                 self.services[name].update(view)
             else:
                 self.services[name] = RoutedService(view, replica_limit=self._limit, waiting_max=self._waiting_max)
+            added = self.services[name].replicas.keys() - before
+            if added:
+                self.added(self.services[name], added)
 
 
 def _host(address: str) -> str:

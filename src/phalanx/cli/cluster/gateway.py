@@ -92,6 +92,7 @@ def gateway(
         port=port,
         tls=tls,
         snapshot=os.path.join(folder, "gateway-services.json"),
+        prefix_folder=os.path.join(folder, "gateway-prefixes"),
         usage_folder=os.path.join(folder, "gateway-usage"),
         files_folder=os.path.join(folder, "gateway-files"),
         replica_limit=per_replica,
