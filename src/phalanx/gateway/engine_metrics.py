@@ -38,7 +38,9 @@ class EngineMetrics:
 
     async def run(self) -> None:
         """Read until cancelled."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session:
+        plain = {"Accept-Encoding": "identity"}  # a compressed answer could be of any size
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+        async with aiohttp.ClientSession(timeout=timeout, headers=plain, auto_decompress=False) as session:
             while True:
                 began_s = time.monotonic()
                 self._absent = {key: until_s for key, until_s in self._absent.items() if until_s > began_s}

@@ -28,7 +28,8 @@ WORK_SHARE: Final = 20  # saving takes at most 1/20 of the time
 OLD_S: Final = 3600.0  # caches have other content after this
 START_S: Final = 60.0  # in which replicas may be listed after a gateway starts: its head may start with it
 SIBLINGS_MAX: Final = 64
-FILE_BYTES_MAX: Final = 64 << 20  # of one gateway; services that do not fit begin without
+FILE_BYTES_MAX: Final = 32 << 20  # of one gateway; services that do not fit begin without
+READ_BYTES_MAX: Final = 32 << 20  # of all files, which takes about two seconds
 CHUNK: Final = 20_000  # entries in one step, which holds up other work for about a millisecond
 
 
@@ -118,7 +119,12 @@ class PrefixFiles:
         with contextlib.suppress(OSError):
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
             self._path = self._take_file()
-        self._found = [one for path in self._recent_files() for one in _read(path)]
+        left = READ_BYTES_MAX
+        for path in self._recent_files():
+            content = _read(path, left)
+            left -= len(content)
+            with contextlib.suppress(msgspec.MsgspecError):
+                self._found += _decoder.decode(content) if content else []
         self._table.added = self._restore
         self._until_s = time.monotonic() + START_S
 
@@ -208,10 +214,10 @@ class PrefixFiles:
             replace_file("", self._path, check + content)
 
 
-def _read(path: str) -> list[SavedIndex]:
-    """Return the indexes of a file; none if it is not whole."""
-    with contextlib.suppress(OSError, msgspec.MsgspecError), open(path, "rb") as file:
-        content = file.read(FILE_BYTES_MAX * 2)
+def _read(path: str, most: int) -> bytes:
+    """Return the content of a file; nothing if it is not whole, or larger than `most` bytes."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        content = file.read(most + _CHECK_BYTES)
         if content[:_CHECK_BYTES] == xxhash.xxh3_64_digest(content[_CHECK_BYTES:]):
-            return _decoder.decode(content[_CHECK_BYTES:])
-    return []
+            return content[_CHECK_BYTES:]
+    return b""

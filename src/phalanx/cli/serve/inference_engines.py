@@ -53,17 +53,15 @@ class InferenceEngine:
 
 # Weights come from a folder: nothing is looked up or reported elsewhere.
 _OFFLINE: Final = (("DO_NOT_TRACK", "1"), ("HF_HUB_OFFLINE", "1"), ("HF_HUB_DISABLE_TELEMETRY", "1"))
+_LISTEN: Final = "--served-model-name $PHALANX_SERVICE --host 0.0.0.0 --port $PORT"
+_SAFETENSORS: Final = frozenset({WeightsFormat.SAFETENSORS})
 ENGINES: Final = (
     # Source: vLLM 0.32, engine/arg_utils.py, envs.py, entrypoints/serve/sleep/api_router.py.
     InferenceEngine(
         name="vllm",
-        formats=frozenset({WeightsFormat.SAFETENSORS}),
+        formats=_SAFETENSORS,
         installed="command -v vllm",
-        words=(
-            "vllm serve {model}",
-            "--served-model-name $PHALANX_SERVICE --host 0.0.0.0 --port $PORT",
-            "--tensor-parallel-size {gpus}",
-        ),
+        words=("vllm serve {model}", _LISTEN, "--tensor-parallel-size {gpus}"),
         nodes_words=(
             "--pipeline-parallel-size {nodes} --nnodes {nodes} --node-rank $PHALANX_NODE_RANK",
             "--master-addr $MASTER_ADDR --master-port $MASTER_PORT --distributed-executor-backend mp",
@@ -78,13 +76,9 @@ ENGINES: Final = (
     # Source: docs.sglang.io, advanced_features/server_arguments.
     InferenceEngine(
         name="sglang",
-        formats=frozenset({WeightsFormat.SAFETENSORS}),
+        formats=_SAFETENSORS,
         installed="python3 -c 'import importlib.util as u, sys; sys.exit(u.find_spec(\"sglang\") is None)'",
-        words=(
-            "python3 -m sglang.launch_server --model-path {model}",
-            "--served-model-name $PHALANX_SERVICE --host 0.0.0.0 --port $PORT --enable-metrics",
-            "--tp-size {gpus}",
-        ),
+        words=("python3 -m sglang.launch_server --model-path {model}", _LISTEN, "--enable-metrics --tp-size {gpus}"),
         nodes_words=(
             "--pp-size {nodes} --nnodes {nodes} --node-rank $PHALANX_NODE_RANK",
             "--dist-init-addr $MASTER_ADDR:$MASTER_PORT",
