@@ -12,6 +12,7 @@ from benchmarks.gateway_trace import service_of
 from phalanx.gateway.prefixes import PrefixIndex
 from phalanx.gateway.saved_prefixes import PrefixFiles, pack_generation, unpack_generation
 from phalanx.gateway.services import ServiceTable
+from phalanx.wire.api.services import EndpointView
 
 
 def table_of(folder, count=4, without=()):
@@ -92,7 +93,8 @@ def test_a_replica_that_comes_again_has_read_nothing(tmp_path):
     again, more = table_of(tmp_path, 2)
     before = len(again.prefixes)
     view = again.view
-    for ends in ([], view.endpoints):
+    none: list[EndpointView] = []
+    for ends in (none, view.endpoints):
         more._table.update(
             [type(view)(**{name: getattr(view, name) for name in view.__struct_fields__} | {"endpoints": ends})]
         )

@@ -16,7 +16,7 @@ The weights and bounds are the best of those tried (`benchmarks/gateway_trace.py
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -81,8 +81,9 @@ class RoutedReplica:
             return 0.0
         if self.cache_tokens > 0:
             use += (self.tokens - self.tokens_read) / self.cache_tokens
-        late = max(0.0, now_s - self.cache_read_s - CACHE_FRESH_S) / CACHE_FRESH_S
-        return min(1.0, max(0.0, use)) * math.exp2(-min(late, 1000.0))
+        use = 0.0 if use < 0.0 else min(use, 1.0)
+        late_s = now_s - self.cache_read_s - CACHE_FRESH_S
+        return use if late_s <= 0.0 else use * math.exp2(-min(late_s / CACHE_FRESH_S, 1000.0))
 
 
 def expected_tokens(prompt_bytes: int, read_share: float, answer_tokens: int | None) -> int:
@@ -122,15 +123,31 @@ def choose_replica(
     if not allowed:  # rounding alone
         least = min(one.tokens for one in usable)
         allowed = [one for one in usable if one.tokens == least]
-    uses = {one.slot: one.cache_use_at(now_s) for one in allowed if one.cache_use}
-    easy = max(CACHE_EASY, sum(uses.values()) / len(allowed))  # where all are nearly full, none is to be avoided
-    fulls = {slot: max(0.0, use - easy) / (1.0 - CACHE_EASY) for slot, use in uses.items()}
-    per_block = prompt_tokens / max(1, blocks)
+    read = READ_WEIGHT * prompt_tokens / max(1, blocks)  # the rest of the cost is the same everywhere
+    fulls = _fullness(allowed, now_s)
+    if not fulls:
 
-    def rank(one: RoutedReplica) -> tuple[float, int, int]:
-        unread = prompt_tokens - per_block * matches.get(one.slot, 0)
-        cost = one.tokens + READ_WEIGHT * unread
-        full = fulls.get(one.slot, 0.0)
-        return (cost + full * CACHE_WEIGHT * (unread + ANSWER_TOKENS) if full else cost, one.in_flight, one.used)
+        def rank(one: RoutedReplica) -> tuple[float, int, int]:
+            return (one.tokens - read * matches.get(one.slot, 0), one.in_flight, one.used)
 
-    return min(allowed, key=rank)
+        return min(allowed, key=rank)
+    new, share = CACHE_WEIGHT * (prompt_tokens + ANSWER_TOKENS), CACHE_WEIGHT / READ_WEIGHT
+
+    def rank_with_caches(one: RoutedReplica) -> tuple[float, int, int]:
+        saved = read * matches.get(one.slot, 0)
+        full = fulls.get(one.slot)
+        cost = one.tokens - saved
+        return (cost + full * (new - share * saved) if full else cost, one.in_flight, one.used)
+
+    return min(allowed, key=rank_with_caches)
+
+
+def _fullness(replicas: Sequence[RoutedReplica], now_s: float) -> dict[int, float]:
+    """Return how much fuller than the others the caches of some replicas are, by slot: 1 is the most."""
+    uses = [(one.slot, one.cache_use_at(now_s)) for one in replicas if one.cache_use]
+    if not uses or max(use for _, use in uses) <= CACHE_EASY:
+        return {}
+    easy = max(
+        CACHE_EASY, sum([use for _, use in uses]) / len(replicas)
+    )  # where all are nearly full, none is to be avoided
+    return {slot: (use - easy) / (1.0 - CACHE_EASY) for slot, use in uses if use > easy}
