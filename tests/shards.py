@@ -611,7 +611,7 @@ SHARDS: tuple[Shard, ...] = (
         title="training on servers that share no directory, on every engine",
         tests=("tests/e2e/test_training_on_engines.py",),
         sources=ENGINES,
-        needs=("lab-tools", "slurm-tools", "ray"),
+        needs=("kubernetes-tools", "lab-tools", "slurm-tools", "ray"),
     ),
     Shard(
         title="MPI, JAX and TensorFlow over two nodes, on every engine",

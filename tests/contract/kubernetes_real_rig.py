@@ -50,6 +50,12 @@ class RealKubernetesRig(KubernetesHead):
         return at_s
 
 
+def grant(cluster: RealCluster) -> None:
+    """Give the user of heads the Role of the engine, and the right to list nodes."""
+    grants = [*rights.role_objects("default", subject=USER), *rights.cluster_role_objects(USER)]
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": grants}))
+
+
 @contextlib.contextmanager
 def real_kubernetes(words: tuple[str, ...] = ()) -> Iterator[RealKubernetesRig]:
     """See `RealKubernetesRig`."""
@@ -57,8 +63,7 @@ def real_kubernetes(words: tuple[str, ...] = ()) -> Iterator[RealKubernetesRig]:
         home = tempfile.mkdtemp(prefix="engine-", dir=TOOLS)  # not below /tmp, where each pod has a volume of its own
         stack.callback(shutil.rmtree, home, ignore_errors=True)
         real = stack.enter_context(RealCluster(nodes=dict.fromkeys(NODES, 2), shared=(ROOT, home)))
-        grants = [*rights.role_objects("default", subject=USER), *rights.cluster_role_objects(USER)]
-        real.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": grants}))
+        grant(real)
         template = os.path.join(home, "pod.yaml")
         with open(template, "w", encoding="utf-8") as file:
             json.dump(TEMPLATE, file)

@@ -9,14 +9,19 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from benchmarks.cluster import ROOT, wait_until
+from tests.contract.kubernetes_real_rig import TEMPLATE, USER, grant
+from tests.kubernetes.real_cluster import RealCluster
+from tests.kubernetes.real_cluster import why_not as why_no_kubernetes
 from tests.lab.lab import Lab
 from tests.lab.needs import why_not
 from tests.lab.slurm import Slurm, why_no_slurm
@@ -131,12 +136,41 @@ class OnSlurm(Joined):
         self.call("down", "--cancel-jobs", check=False)
 
 
+class OnKubernetes(Joined):
+    """A real API server on h0, where the head is its user; every host is a node."""
+
+    def __init__(self, lab):
+        self.lab = lab
+        self.cluster = RealCluster(nodes=dict.fromkeys(lab.hosts, 2), shared=(str(ROOT), "/home"), lab=lab)
+        self.cluster.__enter__()
+        try:
+            grant(self.cluster)
+            own = lab.host("h0").path("/home/lab/.kube")
+            own.mkdir()
+            shutil.copy(self.cluster.kubeconfig(USER["name"]), own / "config")
+            template = os.path.join(self.cluster.folder, "pod.yaml")
+            Path(template).write_text(json.dumps(TEMPLATE), encoding="utf-8")
+            words = ("--engine", "kubernetes", "--kubernetes-template", template, "--lease", "3")
+            self.call("up", "--listen", lab.host("h0").address, *words)
+            until(lambda: self.up_nodes() == 3, "three nodes are up")
+        except BaseException:
+            self.cluster.__exit__(None, None, None)
+            raise
+
+    def close(self):
+        for name in self.lab.hosts:
+            self.lab.mend(name)
+        self.call("down", "--cancel-jobs", check=False)
+        self.cluster.__exit__(None, None, None)
+
+
 NOT_HERE = {
+    "kubernetes": "" if why_not() else why_no_kubernetes(),
     "joined": "",
     "ray": "" if importlib.util.find_spec("ray") else "Ray is not installed: make test-engines",
     "slurm": "" if why_not() else why_no_slurm(),
 }
-RIGS = {"joined": (Joined, 0), "ray": (OnRay, 0), "slurm": (OnSlurm, 2)}
+RIGS = {"joined": (Joined, 0), "kubernetes": (OnKubernetes, 0), "ray": (OnRay, 0), "slurm": (OnSlurm, 2)}
 on_each = pytest.mark.parametrize(
     "engine",
     [pytest.param(name, marks=pytest.mark.skipif(bool(why), reason=why or name)) for name, why in NOT_HERE.items()],

@@ -398,7 +398,7 @@ class Kubelet:
             await self._report(pod)
             await asyncio.sleep(1.0)
             return 1 if pod.stopping else await self._run_once(pod, one)
-        under = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "--"]
+        under = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--propagation", "private", "--"]
         started = now()
         log = self._open_log(pod, one.name)
         try:
@@ -452,6 +452,8 @@ class Kubelet:
         return {
             "root": os.path.join(pod.folder, "root", f"{one.name}-{one.restarts}"),
             "shared": self.options.shared,
+            "hostname": env["HOSTNAME"],
+            "address": self.options.address,
             "mounts": mounts,
             "read_only": security.get("readOnlyRootFilesystem", False),
             "folder": container.get("workingDir", ""),

@@ -1,4 +1,4 @@
-"""First process of a container of the stand-in kubelet: gives it its own root folder and volumes, then becomes its command.
+"""First process of a container of the stand-in kubelet: gives it its own root folder, volumes and name, then becomes its command.
 
     python -I -S pod_init.py '{"root": "/...", "argv": [...], ...}'      started by `kubelet.py` under `unshare`, never by hand
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import socket
 import stat
 import sys
 
@@ -29,6 +30,10 @@ def main() -> None:
         os.makedirs(merged + path, exist_ok=True)
         _mount(path, merged + path, "", flags=MS_BIND | MS_REC)
     _mount("proc", f"{merged}/proc", "proc")
+    socket.sethostname(plan["hostname"][:63])
+    with open(f"{root}/hosts", "w", encoding="ascii") as hosts:
+        hosts.write(f"127.0.0.1 localhost\n{plan['address']} {plan['hostname']}\n")
+    _mount(f"{root}/hosts", f"{merged}/etc/hosts", "", flags=MS_BIND)
     for volume in plan["mounts"]:
         _mount_volume(merged, volume)
     if plan["read_only"]:
