@@ -73,7 +73,7 @@ class Heads:
         leader.router.add_get("/v1/me", self.me)
         runners = []
         for app in (standby, leader):
-            runners.append(web.AppRunner(app))
+            runners.append(web.AppRunner(app, access_log=None))
             await runners[-1].setup()
             await web.TCPSite(runners[-1], "127.0.0.1", 0).start()
             self.urls.append(f"http://127.0.0.1:{runners[-1].addresses[0][1]}")
