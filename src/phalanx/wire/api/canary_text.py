@@ -28,7 +28,7 @@ def comparison_of(canary: CanaryView) -> str:
     if canary.blue_green:
         return ""
     counted = (
-        f"{canary.errors:,} errors in {canary.answered:,} requests of revision {canary.revision}, "
+        f"{canary.errors:,} {'error' if canary.errors == 1 else 'errors'} in {canary.answered:,} requests of revision {canary.revision}, "
         f"{canary.stable_errors:,} in {canary.stable_answered:,} of revision {canary.stable}"
     )
     against = ", ".join(
