@@ -35,25 +35,25 @@ def names():
 
 def test_built_in_engines_need_no_metadata(monkeypatch):
     monkeypatch.setattr(registry, "_installed", tuple)
-    assert names() == ["local", "ray", "slurm"]
+    assert names() == ["local", "ray", "slurm", "kubernetes"]
     assert registry.engine_type("joined").selectable is False
 
 
 def test_an_engine_of_another_package_comes_after_them(packages):
     packages(far="far_engine:Far")
-    assert names() == ["local", "ray", "slurm", "far"]
+    assert names() == ["local", "ray", "slurm", "kubernetes", "far"]
     assert registry.engine_type("far").title == "Far"
 
 
 def test_a_built_in_name_cannot_be_taken_over(packages):
     packages(slurm="far_engine:Far")
     assert registry.engine_type("slurm").title == "Slurm"
-    assert names() == ["local", "ray", "slurm"]
+    assert names() == ["local", "ray", "slurm", "kubernetes"]
 
 
 def test_a_package_that_cannot_be_imported_stops_no_other(packages, caplog):
     packages(broken="nowhere:Engine", far="far_engine:Far")
-    assert names() == ["local", "ray", "slurm", "far"]
+    assert names() == ["local", "ray", "slurm", "kubernetes", "far"]
     assert "the engine broken cannot be imported" in caplog.text
     with pytest.raises(BadRequest, match="the engine broken cannot be imported: No module named 'nowhere'"):
         registry.engine_type("broken")

@@ -109,16 +109,20 @@ def test_all_pages_of_the_list_are_read_from_the_head_that_leads(tmp_path):
     asyncio.run(check())
 
 
+def logged(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "phalanx.gateway"]
+
+
 def test_a_token_that_is_missing_for_a_moment_ends_nothing_and_is_logged_once(caplog):
     async def check():
         heads = Heads()
         heads.without_token = True
         async with heads.linked() as (_, table):
-            await until(lambda: caplog.messages)
+            await until(lambda: logged(caplog))
             assert not table.services
             heads.without_token = False
             await until(lambda: len(table.services) == len(NAMES))
-        away, back = caplog.messages
+        away, back = logged(caplog)
         assert away.startswith("No list of services from the head: no token. ")
         assert back == "The head answers again."
 
