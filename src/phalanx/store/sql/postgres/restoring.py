@@ -25,6 +25,7 @@ from phalanx.store.sql.postgres.errors import to_store_error
 from phalanx.store.sql.queries import POSTGRES
 from phalanx.store.sql.writing import grouped
 
+_LEAVING_S: Final = 2.0  # the server may list the connection of a head that has just stopped
 TABLES: Final = (*(kind.table for kind in KINDS), "job_labels")
 
 
@@ -75,7 +76,12 @@ def _refuse_connected_heads(address: Address) -> None:
     connection = None
     try:
         connection = connect(address)
-        heads = [str(row[0]) for row in connection.execute(POSTGRES.reads["heads_connected"].encode())]
+        until_s = time.monotonic() + _LEAVING_S
+        while True:
+            heads = [str(row[0]) for row in connection.execute(POSTGRES.reads["heads_connected"].encode())]
+            if not heads or time.monotonic() > until_s:
+                break
+            time.sleep(0.05)
     except (psycopg.Error, OSError) as error:
         raise to_store_error(error, address) from None
     finally:
