@@ -11,6 +11,8 @@ import pytest
 from phalanx.cli.jobs.get import ArchiveExtractor
 from phalanx.cli.jobs.transfer_progress import ProgressReader
 from phalanx.core.errors import BadFile
+from phalanx.node.data import output_objects
+from phalanx.node.data.sources import ObjectsRefused
 from tests.unit.test_hostile_uploads import OUTSIDE, member, raw
 
 MIB = 1 << 20
@@ -109,3 +111,12 @@ def test_bytes_turned_over_at_random_end_in_one_line_or_below_the_folder(tmp_pat
         assert said is None or "\n" not in said
         assert set(os.listdir(here)) <= {"w"}
     assert all(line.isprintable() for line in capsys.readouterr().err.splitlines())
+
+
+def test_a_link_to_a_folder_whose_name_begins_alike_leads_outside(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "out" / "d").symlink_to(tmp_path / "outside")
+    with pytest.raises(ObjectsRefused, match="leads outside"):
+        output_objects.inside(str(tmp_path / "out"), "d/file")
+    assert output_objects.inside(str(tmp_path / "out"), "file") == str(tmp_path / "out" / "file")

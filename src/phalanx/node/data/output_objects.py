@@ -199,7 +199,8 @@ def inside(folder: str, path: str) -> str:
         ObjectsRefused: a link leads outside.
     """
     place = os.path.join(folder, *path.split("/"))
-    if not os.path.realpath(os.path.dirname(place)).startswith(os.path.realpath(folder)):
+    root = os.path.realpath(folder)
+    if os.path.commonpath([root, os.path.realpath(os.path.dirname(place))]) != root:
         raise ObjectsRefused(f"{path[:100]!r} leads outside of {folder} through a link")
     return place
 
