@@ -13,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from phalanx.node.processes.proctable import ProcessIdentity, descendants, read_table
@@ -39,31 +40,30 @@ class BenchmarkCluster:
 
     def start(self, *, wait_nodes: bool = True) -> None:
         """Start the head and wait until it answers and its nodes are up."""
-        command = [
-            sys.executable,
-            "-m",
-            "phalanx.app.head",
-            "--home",
-            self.home,
-            "--port",
-            str(self.port),
-            "--virtual",
-            self.virtual,
-            "--lease",
-            str(self.lease_s),
-            "--revive",
-            str(self.revive_s),
-            *self.head_arguments,
-        ]
-        self.environment = {**os.environ, "PHALANX_HOME": self.home, "PYTHONPATH": os.path.join(ROOT, "src")}
-        with open(os.path.join(self.home, "head.out"), "ab") as output:
-            self.head = subprocess.Popen(
-                command, stdout=output, stderr=output, start_new_session=True, env=self.environment
-            )
-        wait_until(self.answers, "the head serves", every_s=0.005)
+        self.start_head("--virtual", self.virtual, "--revive", str(self.revive_s))
         if wait_nodes:
             expected = sum(int(part.partition("x")[0]) for part in self.virtual.split(","))
-            wait_until(lambda: sum(node["state"] == "up" for node in self.nodes()) == expected, "all nodes are up")
+            self.wait_for_nodes(expected)
+
+    def start_head(self, *words: str, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Start the head with further arguments and variables, and wait until it answers."""
+        options = {"--home": self.home, "--port": str(self.port), "--lease": str(self.lease_s)}
+        command = [sys.executable, "-m", "phalanx.app.head", *(word for pair in options.items() for word in pair)]
+        own = {"PHALANX_HOME": self.home, "PYTHONPATH": os.path.join(ROOT, "src")}
+        self.environment = {**os.environ, **variables, **own}
+        with open(os.path.join(self.home, "head.out"), "ab") as output:
+            self.head = subprocess.Popen(
+                [*command, *words, *self.head_arguments],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=self.environment,
+            )
+        wait_until(self.answers, "the head serves", every_s=0.005)
+
+    def wait_for_nodes(self, number: int) -> None:
+        """Wait until so many nodes are up."""
+        wait_until(lambda: sum(node["state"] == "up" for node in self.nodes()) == number, "all nodes are up")
 
     def kill_head(self) -> None:
         """Kill the head only; the nodes continue."""

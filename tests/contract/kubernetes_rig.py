@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from benchmarks.cluster import ROOT, BenchmarkCluster, free_port, wait_until
+from benchmarks.cluster import BenchmarkCluster, free_port
 from tests.kubernetes.fake_api import FakeApi, fake_api
 from tests.kubernetes.fake_nodes import FakeNodes
 
@@ -30,30 +28,9 @@ class KubernetesHead(BenchmarkCluster):
 
     def start(self, *, wait_nodes: bool = True) -> None:
         """Start the head; the cluster runs already."""
-        command = [
-            sys.executable,
-            "-m",
-            "phalanx.app.head",
-            "--home",
-            self.home,
-            "--port",
-            str(self.port),
-            "--lease",
-            str(self.lease_s),
-        ]
-        own = {"PHALANX_HOME": self.home, "PYTHONPATH": os.path.join(ROOT, "src"), "KUBECONFIG": self.kubeconfig}
-        self.environment = {**os.environ, **own}
-        with open(os.path.join(self.home, "head.out"), "ab") as output:
-            self.head = subprocess.Popen(
-                [*command, *self.head_arguments],
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env=self.environment,
-            )
-        wait_until(self.answers, "the head serves")
+        self.start_head(variables={"KUBECONFIG": self.kubeconfig})
         if wait_nodes:
-            wait_until(lambda: sum(node["state"] == "up" for node in self.nodes()) == len(NODES), "all nodes are up")
+            self.wait_for_nodes(len(NODES))
 
     def stop(self) -> None:
         """End the head, and start no node any more."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -14,11 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from benchmarks.cluster import (
-    ROOT,
     BenchmarkCluster,
     command_words,
     free_port,
-    wait_until,
 )
 from tests.slurm_here import SlurmHere
 
@@ -34,27 +30,9 @@ class SlurmRig(BenchmarkCluster):
 
     def start(self, *, wait_nodes: bool = True) -> None:
         """Start the head; Slurm runs already."""
-        command = [
-            sys.executable,
-            "-m",
-            "phalanx.app.head",
-            "--home",
-            self.home,
-            "--port",
-            str(self.port),
-            "--lease",
-            str(self.lease_s),
-            *self.head_arguments,
-        ]
-        own = {"PHALANX_HOME": self.home, "PYTHONPATH": os.path.join(ROOT, "src"), "TMPDIR": self.slurm.folder}
-        self.environment = {**self.slurm.environment, **own}
-        with open(os.path.join(self.home, "head.out"), "ab") as output:
-            self.head = subprocess.Popen(
-                command, stdout=output, stderr=output, start_new_session=True, env=self.environment
-            )
-        wait_until(self.answers, "the head serves")
+        self.start_head(variables={**self.slurm.environment, "TMPDIR": self.slurm.folder})
         if wait_nodes:
-            wait_until(lambda: sum(node["state"] == "up" for node in self.nodes()) == 3, "all nodes are up")
+            self.wait_for_nodes(3)
 
     def stop(self) -> None:
         """End the head, and start no daemon any more."""
