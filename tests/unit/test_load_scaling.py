@@ -29,7 +29,7 @@ def test_keys_of_scale():
 
 
 BAD = [
-    ({"latency": "2s"}, "'latency' is none of ttft, queue, kv, in_flight, idle"),
+    ({"latency": "2s"}, "'latency' is not one of ttft, queue, kv, in_flight, idle"),
     ({"ttft": "5"}, "'5' has no unit"),
     ({"ttft": "1ms"}, "is not from 10ms to 1h"),
     ({"queue": "2 parsecs"}, "is not a duration"),

@@ -433,7 +433,7 @@ class BatchRun:
         self._reader_done.set()
 
     def _next(self) -> Line | None:
-        """The next request, which counts as under way; None if there is none now."""
+        """The next request, which counts as under way; None if nothing can be sent now."""
         with self._lock:
             if self._lone or self._usable != self.engine.number:
                 return None

@@ -15,7 +15,7 @@ def key_of(request: web.Request) -> str:
     """Return the key.
 
     Raises:
-        Refused: there is none.
+        Refused: the request has no key.
     """
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     key = key.strip()
@@ -28,7 +28,7 @@ async def user_of(head: HeadLink, request: web.Request) -> CurrentUser:
     """Return whose key a request has.
 
     Raises:
-        Refused: nobody's, or the head does not answer and the key is not known.
+        Refused: the key has no user, or the head does not answer and the key is not known.
     """
     try:
         user = await head.owner_of(key_of(request))

@@ -50,7 +50,7 @@ def read_headers(headers: Mapping[str, str]) -> RequestHeaders:
     """Read the headers of a request.
 
     Raises:
-        Refused: a number is none, or not above 0.
+        Refused: a value is not a number above 0.
     """
     priority, timeout = headers.get(PRIORITY_HEADER), headers.get(TIMEOUT_HEADER)
     if priority is not None and not _INTEGER.fullmatch(priority):

@@ -52,7 +52,7 @@ _DURATION = GrammarType("TIME", parse_duration_s)
 @click.option(
     "--at-once", type=click.IntRange(1, 1024), default=128, show_default=True, help="Requests that the engine gets."
 )
-@click.option("--again", is_flag=True, help="Start anew, though a batch of the same file exists.")
+@click.option("--again", is_flag=True, help="Start a new batch, although one of the same file exists.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the job is submitted.")
 @JSON_OPTION
 def batch(
@@ -78,7 +78,7 @@ def batch(
             return _EX_DATAERR
         job = submitted
     elif not as_json:
-        print(f"job {job.id} has these requests already; --again starts anew", file=sys.stderr)
+        print(f"job {job.id} has these requests already; --again starts a new one", file=sys.stderr)
     if detach:
         print(to_json({"job": job.id}, indent=2) if as_json else f"job {job.id} answers {file}")
         return 0
@@ -227,7 +227,7 @@ def _progress(head: Client, job_id: str) -> BatchProgress | None:
 
 
 def _fetch(head: Client, job_id: str, name: str, target: str) -> int:
-    """Fetch one file of answers; it gets its name when it is whole. Returns its size; 0 if there is none."""
+    """Fetch one file of answers; it gets its name when it is whole. Returns its size; 0 if it does not exist."""
     with tempfile.TemporaryFile(dir=os.path.dirname(os.path.abspath(target))) as packed:
         for last in (False, True):
             packed.seek(0)

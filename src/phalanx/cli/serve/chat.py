@@ -191,7 +191,7 @@ class Conversation:
                     yield piece.text
 
     def _server(self) -> ChatServer:
-        """Return the gateway, or a replica that is ready; wait for one if there is none.
+        """Return the gateway, or a replica that is ready; wait for one if no replica is ready.
 
         Raises:
             Unreachable: the named gateway does not listen, or no replica can be reached from here.

@@ -17,7 +17,7 @@ CONFIG_FILE: Final = "config.json"
 CONFIG_BYTES_MAX: Final = 1 << 20
 FILES_MAX: Final = 100_000
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-_KV_DTYPE_BYTES: Final = 2  # keys and values in bfloat16, as engines keep them unless told otherwise
+_KV_DTYPE_BYTES: Final = 2  # keys and values in bfloat16, as engines keep them unless configured otherwise
 _COUNT_MAX: Final = 1 << 30  # more heads or tokens than any model has
 _NAMES_MAX: Final = 4  # in one message
 

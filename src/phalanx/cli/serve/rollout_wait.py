@@ -157,7 +157,7 @@ def progress_text(detail: ServiceDetail, revision: int) -> str:
 
 
 def waiting_hint(detail: ServiceDetail, revision: int) -> str:
-    """Return the command that explains why a replica is not ready; "" if there is none."""
+    """Return the command that explains why a replica is not ready; "" if no command does."""
     for one in _waiting(detail, revision):
         if one.restarts:
             return f"phalanx logs {one.id} prints why replica {one.id} ended"

@@ -7,7 +7,7 @@ likelihood ratios is a martingale under the hypothesis, so that by Ville's inequ
 looks (Howard, Ramdas, McAuliffe, Sekhon 2021). So no number of requests has to be fixed in advance, and the budget below holds for a whole rollout.
 
 Counted are sessions, as far as gateways can tell: one broken client that repeats its request is one event. An answer is late beyond the ninth tenth of the
-stable revision's, as it was known before that answer. The new revision's must be later by `MARGIN_CLASSES`, so that a difference of no importance is none.
+stable revision's, as it was known before that answer. The new revision's must be later by `MARGIN_CLASSES`, so that a small difference does not count.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Final
 
 from phalanx.core.errors import NotSignedIn
 
-_FILE_S: Final = 60.0  # Kubernetes writes the token of a service account anew each hour, at 80 % of its life
+_FILE_S: Final = 60.0  # Kubernetes replaces the token of a service account each hour, at 80 % of its life
 _PLUGIN_ANSWER_S: Final = 60.0  # a cloud's program may ask its metadata service
 _EARLY_S: Final = 60.0  # before the end of a token, a new one is asked for
 _LIFE_UNKNOWN_S: Final = 600.0  # of credentials without an end, until the program is asked again
@@ -34,7 +34,7 @@ class ExecPlugin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """What a request carries. Each part is empty if there is none."""
+    """What a request carries. Each part may be empty."""
 
     token: str = field(default="", repr=False)
     certificate_pem: str = field(default="", repr=False)

@@ -62,8 +62,10 @@ def error_of(status: int, payload: bytes, retry_after: str | None) -> Kubernetes
     """Return the error in an answer. The text of a proxy's page is kept as far as it is readable."""
     wait_s = float(retry_after) if retry_after is not None and retry_after.strip().isdecimal() else None
     try:
-        told = json.loads(payload)
-        return KubernetesError(status, str(told.get("reason") or ""), _one_line(str(told.get("message") or "")), wait_s)
+        found = json.loads(payload)
+        return KubernetesError(
+            status, str(found.get("reason") or ""), _one_line(str(found.get("message") or "")), wait_s
+        )
     except (ValueError, AttributeError):
         text = _one_line(payload[:_TEXT_MAX].decode(errors="replace"))
         return KubernetesError(status, "", text or f"HTTP status {status}", wait_s)
@@ -71,10 +73,12 @@ def error_of(status: int, payload: bytes, retry_after: str | None) -> Kubernetes
 
 def error_of_event(status: object) -> KubernetesError:
     """Return the error in a watch event of the type ERROR."""
-    told = status if isinstance(status, dict) else {}
-    code = told.get("code")
+    found = status if isinstance(status, dict) else {}
+    code = found.get("code")
     return KubernetesError(
-        code if isinstance(code, int) else 500, str(told.get("reason") or ""), _one_line(str(told.get("message") or ""))
+        code if isinstance(code, int) else 500,
+        str(found.get("reason") or ""),
+        _one_line(str(found.get("message") or "")),
     )
 
 

@@ -43,7 +43,7 @@ class PodState:
         deleting: it was asked to end.
         unschedulable: why it is not placed; empty if it is, or if that is not known yet.
         waiting: why its container does not run, and the text to it; empty otherwise.
-        exit_code: of its container; None while it has not ended, or if nobody saw its end.
+        exit_code: of its container; None while it has not ended, or if its end was not seen.
         reason: why the pod as a whole ended, such as Evicted; empty for an ordinary end.
     """
 
@@ -140,7 +140,7 @@ def parse_pod(item: Mapping[str, Any], gpu_resource: str) -> PodState:
 
 
 def parse_node(item: Mapping[str, Any], gpu_resource: str) -> KubernetesNode:
-    """Read a node. Labels other than those of the GPU operator and of topology are dropped, since clusters have hundreds of them."""
+    """Read a node."""
     about, spec, status = item.get("metadata") or {}, item.get("spec") or {}, item.get("status") or {}
     labels = {str(key): str(value) for key, value in (about.get("labels") or {}).items()}
     amounts = status.get("allocatable") or {}
@@ -169,7 +169,7 @@ def parse_node(item: Mapping[str, Any], gpu_resource: str) -> KubernetesNode:
 
 
 def parse_quantity(text: object) -> float:
-    """Read an amount such as `64Gi`, `1500m` or `2e3`; 0 for what is none."""
+    """Read an amount such as `64Gi`, `1500m` or `2e3`; 0 for anything else."""
     match = _QUANTITY.fullmatch(str(text).strip()) if text is not None else None
     if match is None:
         return 0.0

@@ -109,7 +109,7 @@ class FileStore:
         return sorted(found, key=lambda one: (-one.created_s, one.id))
 
     def file(self, file_id: str, user: UserId) -> StoredFile | None:
-        """A user's file; None if there is none."""
+        """A user's file; None if it does not exist."""
         found = self._record(file_id, StoredFile) if _FILE_ID.fullmatch(file_id) else None
         return found if found is not None and found.user == user else None
 

@@ -38,7 +38,7 @@ class HeadCalls:
         self._head, self._key = head, key
 
     async def job(self, job_id: str) -> JobView | None:
-        """A batch's job; None if there is none with this id that is a batch."""
+        """A batch's job; None if no batch has this id."""
         async with self._open("GET", f"/v1/jobs/{quote(job_id, safe='')}") as answer:
             if answer.status in _NOT_FOUND:
                 return None

@@ -188,7 +188,7 @@ class BatchRoutes:
         """Return the job and name of a file of answers.
 
         Raises:
-            Refused: the id is of none that the user may see.
+            Refused: the user may see no such file.
         """
         calls = HeadCalls(self._head, key_of(request))
         for prefix, name in _OUTPUTS.items():
@@ -317,7 +317,7 @@ class BatchRoutes:
         """Return a batch: its job, or one that has none because its check failed.
 
         Raises:
-            Refused: there is none that the user may see.
+            Refused: the user may see no such batch.
         """
         refused = await asyncio.to_thread(self._store.refused_batch, batch_id, user.user)
         if refused is not None:

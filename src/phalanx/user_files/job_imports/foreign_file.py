@@ -47,7 +47,7 @@ def import_foreign_file(text: str, *, path: str, folder: str, form: ForeignForma
         form: the tool that the file is written for; None finds out.
 
     Raises:
-        BadFile: it is none of a known tool, or runs nothing; the message has the line.
+        BadFile: it belongs to no known tool, or runs nothing; the message has the line.
         PhalanxError: its command is refused.
     """
     if form is ForeignFormat.SBATCH or (form is None and is_sbatch_script(text)):

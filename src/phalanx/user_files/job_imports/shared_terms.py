@@ -59,7 +59,7 @@ def gpu_kind(name: str) -> str:
 
 
 def size_text(text: str) -> str | None:
-    """A size such as `32`, `32GB`, `32+` as we write it; None if it is none. A number alone is GiB."""
+    """A size such as `32`, `32GB`, `32+` as we write it; None for anything else. A number alone is GiB."""
     found = _SIZE.fullmatch(text.strip())
     return None if found is None else f"{found[1]}{(found[2] or 'g').upper()}"
 

@@ -99,8 +99,8 @@ function Actions({ shown }) {
 
 /** Whether the text of a change already says all that its hint says. */
 function said({ text, hint_args: values }) {
-  const told = Object.entries(values).filter(([key]) => key !== "job" && key !== "key");
-  return told.length > 0 && told.every(([, value]) => text.includes(value));
+  const details = Object.entries(values).filter(([key]) => key !== "job" && key !== "key");
+  return details.length > 0 && details.every(([, value]) => text.includes(value));
 }
 
 function Why() {

@@ -1,4 +1,4 @@
-"""Counts of positive figures in classes of equal ratio. Histograms add up, whoever counted; a quantile is right within 5 %."""
+"""Counts of positive figures in classes of equal ratio. Histograms of several processes add up; a quantile is right within 5 %."""
 
 from __future__ import annotations
 

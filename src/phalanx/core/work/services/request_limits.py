@@ -43,7 +43,7 @@ def parse_per_minute(text: str, what: str = "limit") -> int:
     """Parse `600`, `200k` or `2M`; `none` is 0, no limit.
 
     Raises:
-        BadRequest: it is none of them, or too large.
+        BadRequest: it has another form, or is too large.
     """
     if text == "none":
         return 0

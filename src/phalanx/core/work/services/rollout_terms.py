@@ -78,7 +78,7 @@ def parse_rollout_terms(value: object) -> RolloutTerms | None:
     for name in texts:
         if name not in _NAMES:
             raise InvalidKey(
-                f"update: {name[:40]!r} is none of {_ROLLING}, {', '.join(_NAMES)}", key="update", hint=_HINT
+                f"update: {name[:40]!r} is not one of {_ROLLING}, {', '.join(_NAMES)}", key="update", hint=_HINT
             )
     if ("canary" in texts) == (_BLUE_GREEN in texts):
         raise InvalidKey("update: expected either canary or blue-green", key="update", hint=_HINT)

@@ -25,7 +25,7 @@ _HINT: Final = "write scale: {ttft: 500ms, queue: 2s, kv: 80%, in_flight: 16, id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleTerms:
-    """Targets; None where there is none. More replicas start when one is missed, within the range of the service.
+    """Targets; None where one is not set. More replicas start when one is missed, within the range of the service.
 
     Attributes:
         ttft_s: time to the first token that 90 of 100 streams keep.
@@ -65,7 +65,7 @@ def parse_scale_terms(value: object) -> ScaleTerms:
         raise InvalidKey("scale: expected names with targets", key="scale", hint=_HINT)
     for name in value:
         if name not in _NAMES:
-            raise InvalidKey(f"scale: {str(name)[:40]!r} is none of {', '.join(_NAMES)}", key="scale", hint=_HINT)
+            raise InvalidKey(f"scale: {str(name)[:40]!r} is not one of {', '.join(_NAMES)}", key="scale", hint=_HINT)
     texts = {name: str(one).strip().lower() for name, one in value.items() if one is not None}
     return ScaleTerms(
         ttft_s=_seconds(texts, "ttft", _TARGET_MIN_S, _TARGET_MAX_S),
