@@ -15,7 +15,7 @@ from phalanx.core.fleet.power_limits import PowerLimits
 from phalanx.core.state.events import PutChannel, PutSecret, PutSignIn, SubmitService
 from phalanx.core.state.reports import MemberReady, NodeDied, PowerLimited
 from phalanx.core.work.channel import Channel
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.secret import Secret, SecretScope, secret_id
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.planner.calibration.profile import NodeMeasurement, Profile

@@ -24,7 +24,7 @@ from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.step_context import ControllerSettings
 from phalanx.controller.telemetry import Telemetry
-from phalanx.controller.usage_recorder import UsageRecorder
+from phalanx.controller.usage.usage_recorder import UsageRecorder
 from phalanx.core.access.node_tokens import node_token
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState

@@ -26,14 +26,10 @@ from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import RECORDS, Idempotency
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
-from phalanx.core.work.attempt_use import AttemptUse, DeviceUse, NodeUse
 from phalanx.core.work.channel import Channel, ChannelMark, ChannelTopic
-from phalanx.core.work.electricity import ElectricityRate
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.monthly_budget import BudgetWarning, MonthlyBudget
-from phalanx.core.work.price_list import GpuPrice, PriceList
 from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
@@ -47,7 +43,12 @@ from phalanx.core.work.services.service_terms import ServiceTerms
 from phalanx.core.work.services.service_use import GatewayMark, ReplicaUse, ServiceUse, ServiceUseHour
 from phalanx.core.work.sign_in import GroupGrant, SignInSettings
 from phalanx.core.work.spec import JobSpec, Role
-from phalanx.core.work.usage_hour import USAGE_MARK, CountedNode, UsageHour, UsageMark, UsageRow
+from phalanx.core.work.usage.attempt_use import AttemptUse, DeviceUse, NodeUse
+from phalanx.core.work.usage.electricity import ElectricityRate
+from phalanx.core.work.usage.monthly_budget import BudgetWarning, MonthlyBudget
+from phalanx.core.work.usage.price_list import GpuPrice, PriceList
+from phalanx.core.work.usage.usage_hour import USAGE_MARK, CountedNode, UsageHour, UsageMark, UsageRow
+from phalanx.core.work.usage.waste_terms import IdleAction, IdlePolicy, WasteKind
 from phalanx.core.work.users import (
     Action,
     Identity,
@@ -55,7 +56,6 @@ from phalanx.core.work.users import (
     User,
     UserRole,
 )
-from phalanx.core.work.waste_terms import IdleAction, IdlePolicy, WasteKind
 from phalanx.ports.store import Batch, JobFilter
 
 PENDING, RUNNING, SUCCEEDED, FAILED = JobState.PENDING, JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED

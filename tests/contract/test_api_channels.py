@@ -17,7 +17,7 @@ from phalanx.core.state.events import ChangeProject
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import CHANNEL_MARKS
 from phalanx.core.work.job import JobState
-from phalanx.core.work.usage_hour import UsageHour, UsageRow
+from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
 from phalanx.ports.store import Batch
 from phalanx.providers.notifications.apprise_notifier import AppriseNotifier
 from tests.contract.api_head import ApiHead, Supervisor, code, until

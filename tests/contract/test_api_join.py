@@ -23,7 +23,7 @@ from phalanx.app.join_service import (
     with_tls,
 )
 from phalanx.app.state_folder import StateFolder
-from phalanx.client.tls import fetch_ca
+from phalanx.client.connection.tls import fetch_ca
 from phalanx.core.access.node_tokens import (
     attempt_key,
     join_token,

@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.core.state.events import PutProject
 from phalanx.core.work.queue import Project
-from phalanx.core.work.usage_hour import UsageHour, UsageRow
+from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
 from tests.contract.api_head import code
 from tests.contract.test_api_job_keys import phalanx
 

@@ -18,7 +18,7 @@ from phalanx.api.live.event_streams import EventStream
 from phalanx.api.routes.logs import complete_characters
 from phalanx.api.services import ApiLimits
 from phalanx.client import Client
-from phalanx.client.event_stream import follow_stream
+from phalanx.client.connection.event_stream import follow_stream
 from phalanx.core.errors import BadRequest, NotPermitted, WaitTimedOut
 from phalanx.core.state.reports import MemberStopped, TaskExited
 from phalanx.core.work.attempt import TaskExit

@@ -6,13 +6,13 @@
 import msgspec
 import pytest
 
-from phalanx.api.routes.waste import ROWS_MAX
+from phalanx.api.routes.money.waste import ROWS_MAX
 from phalanx.cli.jobs.ps import waste_text
 from phalanx.cli.report.waste import waste_lines, with_commands
 from phalanx.cli.terminal import Terminal
-from phalanx.controller.waste_monitor import WasteNow
+from phalanx.controller.usage.waste_monitor import WasteNow
 from phalanx.core.accounting.usage_alarms import Spell, WastedPart, WasteSighting
-from phalanx.core.work.waste_terms import WasteKind
+from phalanx.core.work.usage.waste_terms import WasteKind
 from phalanx.wire.api.jobs import JobView
 from phalanx.wire.api.waste import WasteView
 from tests.builders import job

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from phalanx.cli.jobs.get import _fetch
+from phalanx.cli.transfers.get import _fetch
 from phalanx.client import Client
 from phalanx.core.errors import NotFound
 from tests.contract.api_head import TOKENS, ApiHead, until

@@ -17,7 +17,7 @@ from phalanx.api.auth.device_logins import LIFETIME_S, WAITING_PER_ADDRESS, WRON
 from phalanx.api.runtime import runtime_of_app
 from phalanx.cli.access import login as login_command
 from phalanx.cli.root import main
-from phalanx.client.clusters import read_clusters
+from phalanx.client.connection.clusters import read_clusters
 from phalanx.core.state.events import PutToken
 from phalanx.core.work.sign_in import RECHECK_S
 from tests import oidc_here

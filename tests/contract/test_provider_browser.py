@@ -11,7 +11,7 @@ import pytest
 
 from phalanx.cli.access import login as login_command
 from phalanx.cli.root import main
-from phalanx.client.clusters import read_clusters
+from phalanx.client.connection.clusters import read_clusters
 from tests import axe_here, chromium_here, oidc_here
 from tests.contract.provider_bench import fresh, head_with_secret, set_provider
 from tests.contract.xss_payloads import PAYLOADS

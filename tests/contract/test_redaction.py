@@ -14,9 +14,9 @@ from phalanx.core.lifecycle import settle
 from phalanx.core.state.events import PutProject
 from phalanx.core.state.reports import MemberRefused
 from phalanx.core.work.job import BACKOFF_MAX_S
-from phalanx.core.work.keys import InvalidKey
+from phalanx.core.work.job_file.keys import InvalidKey
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.queue import Project
-from phalanx.core.work.request import spec_from_mapping
 from tests.contract.api_head import Supervisor, bearer, until
 
 SECRETS = ("canary-argv", "/home/ada/canary-path", "canary-label", "canary-why", "canary-env")

@@ -18,7 +18,7 @@ from phalanx.core.fleet.device import Device
 from phalanx.core.state.events import LabelNodes
 from phalanx.core.state.reports import MemberReady, MemberStarted, NodeHealthReported, ReadinessChanged
 from phalanx.core.units import GIB
-from phalanx.core.work.usage_hour import UsageHour, UsageRow
+from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
 from phalanx.ports.store import Batch
 from phalanx.store.memory import MemoryStore
 from phalanx.wire.supervisor import DeviceSample, HelloRequest, SamplesRequest

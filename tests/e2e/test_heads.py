@@ -20,7 +20,7 @@ from benchmarks.cluster import ROOT, wait_until
 from benchmarks.cuttable_link import CuttableLink
 from benchmarks.heads import HeadGroup, HeadProcess, heads
 from phalanx.client import Client
-from phalanx.client.discovery import membership_urls
+from phalanx.client.connection.discovery import membership_urls
 from phalanx.core.errors import PhalanxError
 from phalanx.store.sql import backups
 from phalanx.wire.join import JoinArguments

@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from phalanx.core.accounting.cost_report import CENT, CostKey, IdleRule, apportion, cost_rows, invoice, meter, to_cents
-from phalanx.core.work.price_list import GpuPrice, PriceBook
-from phalanx.core.work.usage_hour import UsageHour, UsageRow
+from phalanx.core.work.usage.price_list import GpuPrice, PriceBook
+from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
 from tests.effort import examples
 
 HOURS = [

@@ -6,11 +6,11 @@ import hypothesis.strategies as st
 import msgspec
 from hypothesis import given
 
-from phalanx.controller.usage_resume import hour_amounts, usage_hour
+from phalanx.controller.usage.usage_resume import hour_amounts, usage_hour
 from phalanx.core.accounting.energy_ledger import EnergyLedger, EnergySource, MeterReading
 from phalanx.core.accounting.state_ledger import HOUR_MS, Account, StateLedger
 from phalanx.core.ids import NodeId
-from phalanx.core.work.usage_hour import CountedMeter, UsageHour
+from phalanx.core.work.usage.usage_hour import CountedMeter, UsageHour
 
 N0 = NodeId("n0")
 START_MS = 500_000 * HOUR_MS - 7000  # an hour ends soon

@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from phalanx.cli.jobs.job_file import parse_job_file
 from phalanx.core.errors import PhalanxError
 from phalanx.core.units import exact_duration, parse_duration_s
-from phalanx.core.work.job_keys import job_keys
-from phalanx.core.work.keys import KEY_KINDS
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.job_keys import job_keys
+from phalanx.core.work.job_file.keys import KEY_KINDS
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.user_files.yaml_text import yaml_text
 from tests.effort import examples, size
 

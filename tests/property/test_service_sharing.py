@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from phalanx.core.accounting.service_sharing import share_out
 from phalanx.core.accounting.token_report import sum_tokens
-from phalanx.core.work.price_list import PriceBook
 from phalanx.core.work.services.service_use import ReplicaUse, ServiceUse, ServiceUseHour
-from phalanx.core.work.usage_hour import UsageHour, UsageRow
+from phalanx.core.work.usage.price_list import PriceBook
+from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
 
 # mypy: disable-error-code="arg-type, var-annotated"
 

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from phalanx.controller.usage_resume import hour_amounts, usage_hour
+from phalanx.controller.usage.usage_resume import hour_amounts, usage_hour
 from phalanx.core.accounting.state_ledger import HOUR_MS, Account, Part, StateLedger
 from phalanx.core.accounting.usage_states import PartState, UsageState
 from phalanx.core.ids import NodeId

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.controller.attempt_use_tracker import STORE_EVERY_MS, AttemptUseTracker
+from phalanx.controller.usage.attempt_use_tracker import STORE_EVERY_MS, AttemptUseTracker
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.share import DeviceShare, ShareKind

@@ -2,16 +2,16 @@
 
 import pytest
 
-from phalanx.controller.budget_watch import BudgetWatch
+from phalanx.controller.usage.budget_watch import BudgetWatch
 from phalanx.core.accounting.months import month_bounds_s, month_of
 from phalanx.core.accounting.project_spending import ForecastMethod, RunningUse, project_spending
 from phalanx.core.ids import ProjectId, UserId
 from phalanx.core.state.events import ChangeProject, PutPrices, PutUser
 from phalanx.core.state.records import USAGE_HOURS
 from phalanx.core.state.reports import UsageCounted
-from phalanx.core.work.monthly_budget import MonthlyBudget
-from phalanx.core.work.price_list import GpuPrice, PriceBook, PriceList
-from phalanx.core.work.usage_hour import USAGE_MARK, UsageHour, UsageMark, UsageRow
+from phalanx.core.work.usage.monthly_budget import MonthlyBudget
+from phalanx.core.work.usage.price_list import GpuPrice, PriceBook, PriceList
+from phalanx.core.work.usage.usage_hour import USAGE_MARK, UsageHour, UsageMark, UsageRow
 from phalanx.core.work.users import User, UserRole
 from phalanx.ports.store import StoreRefused
 from tests.harness import Harness

@@ -10,7 +10,7 @@ from phalanx.core.ids import UserId
 from phalanx.core.state.events import ParkJob
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.job import JobState
-from phalanx.core.work.waste_terms import IdleAction
+from phalanx.core.work.usage.waste_terms import IdleAction
 from tests.scenario.test_waste import BUSY, LONG, Watched
 
 ADA = UserId("ada")

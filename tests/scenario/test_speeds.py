@@ -10,8 +10,8 @@ from phalanx.core.ids import Epoch
 from phalanx.core.scheduling.device_speeds import SpeedEvidence, SpeedFacts, SpeedSource, by_table, combined
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.pace import MeasuredPace, StepPace, with_pace
-from phalanx.core.work.request import spec_from_mapping
 from phalanx.simulator.fleet import parse_fleet
 from phalanx.simulator.lifecycle_replay import replay_lifecycle
 from phalanx.simulator.report import build_report

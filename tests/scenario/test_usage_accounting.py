@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from phalanx.controller.telemetry import ReportedSteps
-from phalanx.controller.usage_accounting import UsageAccountant
-from phalanx.controller.usage_resume import resume_ledger, usage_hour
+from phalanx.controller.usage.usage_accounting import UsageAccountant
+from phalanx.controller.usage.usage_resume import resume_ledger, usage_hour
 from phalanx.core.accounting.usage_report import UsageKey, sum_usage
 from phalanx.core.accounting.usage_states import UNOBSERVED, StepActivity
 from phalanx.core.fleet.node import NodeState
@@ -14,7 +14,7 @@ from phalanx.core.ids import Generation, NodeId, SupervisorId, UserId
 from phalanx.core.state.events import CordonNode, RemoveNode
 from phalanx.core.state.reports import UsageCounted
 from phalanx.core.work.attempt import AttemptState
-from phalanx.core.work.usage_hour import USAGE_MARK, UsageMark
+from phalanx.core.work.usage.usage_hour import USAGE_MARK, UsageMark
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
 from tests.builders import job, make_node, placed
 from tests.harness import Harness

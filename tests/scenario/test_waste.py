@@ -7,9 +7,9 @@ import pytest
 
 from phalanx.controller.host_activity import HostActivityTracker
 from phalanx.controller.idle_jobs import ENDED, IDLE_POLICY, NOTICE, NOTIFY_FACT, WARNING
-from phalanx.controller.usage_accounting import UsageAccountant
-from phalanx.controller.usage_resume import resume_ledger
-from phalanx.controller.waste_monitor import WasteMonitor
+from phalanx.controller.usage.usage_accounting import UsageAccountant
+from phalanx.controller.usage.usage_resume import resume_ledger
+from phalanx.controller.usage.waste_monitor import WasteMonitor
 from phalanx.core.ids import NodeId, SupervisorId, UserId
 from phalanx.core.state.events import CordonNode, HoldJob, PutQueue, SubmitService
 from phalanx.core.state.records import SERVICES
@@ -17,7 +17,7 @@ from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.services.service import ServiceState
-from phalanx.core.work.waste_terms import IdleAction, IdlePolicy, WasteKind
+from phalanx.core.work.usage.waste_terms import IdleAction, IdlePolicy, WasteKind
 from phalanx.wire.supervisor import DeviceSample, JobSample, SamplesRequest
 from tests.harness import Harness
 from tests.scenario.test_sleeping_replicas import SERVES, web

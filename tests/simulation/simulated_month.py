@@ -5,8 +5,8 @@ die, leave and return, a pool, and a head that crashes. The ledger's hours lie i
 import itertools
 from random import Random
 
-from phalanx.controller.usage_accounting import UsageAccountant
-from phalanx.controller.usage_resume import resume_ledger, usage_hour
+from phalanx.controller.usage.usage_accounting import UsageAccountant
+from phalanx.controller.usage.usage_resume import resume_ledger, usage_hour
 from phalanx.core.accounting.months import month_bounds_s
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import NodeState
@@ -27,7 +27,7 @@ from phalanx.core.state.records import USAGE_HOURS
 from phalanx.core.state.reports import UsageCounted
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.queue import Project, Queue
-from phalanx.core.work.usage_hour import USAGE_MARK, UsageMark
+from phalanx.core.work.usage.usage_hour import USAGE_MARK, UsageMark
 from phalanx.core.work.users import User, UserRole
 from phalanx.simulator.drill.behaviour import JobBehaviour
 from tests.builders import make_node, spec

@@ -9,7 +9,7 @@ from phalanx.cli.report.price_file import parse_price_file
 from phalanx.core.accounting.cost_report import CostKey, IdleRule, cost_rows, invoice, meter
 from phalanx.core.accounting.months import month_bounds_s
 from phalanx.core.scheduling import node_demand
-from phalanx.core.work.price_list import PriceBook, check_prices, parse_price
+from phalanx.core.work.usage.price_list import PriceBook, check_prices, parse_price
 from phalanx.simulator.drill import supervisor_calls
 from tests import invoice_check
 from tests.simulation.simulated_month import MONTH, SimulatedMonth

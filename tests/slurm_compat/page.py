@@ -11,7 +11,8 @@ from typing import Final
 from phalanx.core.work.sbatch_scripts.het_components import REFUSED_COMPONENT_OPTIONS
 from phalanx.core.work.sbatch_scripts.sbatch import HET_WORDS, REFUSED_SBATCH_OPTIONS, SBATCH_OPTIONS
 from phalanx.node.logic.het_steps import het_variables
-from phalanx.node.logic.slurm_variables import (
+from phalanx.node.logic.srun_options import HONOURED_SRUN_OPTIONS, IGNORED_SRUN_OPTIONS, REFUSED_SRUN_OPTIONS
+from phalanx.node.logic.variables.slurm_variables import (
     OPTION_VARIABLES,
     SlurmBatchJob,
     SlurmBatchNode,
@@ -19,7 +20,6 @@ from phalanx.node.logic.slurm_variables import (
     batch_variables,
     step_variables,
 )
-from phalanx.node.logic.srun_options import HONOURED_SRUN_OPTIONS, IGNORED_SRUN_OPTIONS, REFUSED_SRUN_OPTIONS
 from tests.slurm_compat.differences import ALLOWED, Kind
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "slurm-compatibility.md"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from phalanx.api.routes import nodes, queues
 from phalanx.api.services import ApiLimits
 from phalanx.controller.telemetry import Telemetry
-from phalanx.controller.waste_monitor import WasteNow
+from phalanx.controller.usage.waste_monitor import WasteNow
 from phalanx.core.access.caller import Caller
 from phalanx.core.resources import Resources
 from phalanx.core.work.attempt import AttemptState

@@ -11,7 +11,7 @@ from phalanx.batches.batch_view import BatchProgress, batch_status
 from phalanx.batches.input_check import ERRORS_MAX, InputCheck
 from phalanx.core.errors import BadRequest, NotPermitted
 from phalanx.core.work.job import JobState
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.wire.api.jobs import JobKeysReply, JobView
 
 CHAT = "/v1/chat/completions"

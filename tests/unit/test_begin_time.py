@@ -9,7 +9,7 @@ from hypothesis import given
 
 from phalanx.cli.jobs.begin_time import format_time, with_zone
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.begin_time import parse_begin_s
+from phalanx.core.work.job_file.begin_time import parse_begin_s
 
 FIRST, LAST = datetime.fromisoformat("1970-01-02"), datetime.fromisoformat("9999-12-30")
 NOW = 1_764_580_000.0  # 1 December 2025, 10:06:40 in Berlin

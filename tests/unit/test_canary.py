@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.core.lifecycle import canary_tests
 from phalanx.core.lifecycle.canary_tests import ERRORS, FALSE_ALARMS, FIRST_TOKENS, SPEEDS
-from phalanx.core.work.keys import InvalidKey
+from phalanx.core.work.job_file.keys import InvalidKey
 from phalanx.core.work.services.canary import Canary, Evidence
 from phalanx.core.work.services.log_histogram import class_of
 from phalanx.core.work.services.rollout_terms import RolloutTerms, parse_rollout_terms, share_after

@@ -8,10 +8,10 @@ import tarfile
 
 import pytest
 
-from phalanx.cli.jobs.download_journal import JOURNAL, DownloadJournal
-from phalanx.cli.jobs.get import ArchiveExtractor
-from phalanx.cli.jobs.transfer_progress import ProgressReader
 from phalanx.cli.terminal import Terminal
+from phalanx.cli.transfers.download_journal import JOURNAL, DownloadJournal
+from phalanx.cli.transfers.get import ArchiveExtractor
+from phalanx.cli.transfers.transfer_progress import ProgressReader
 from phalanx.core.errors import BadFile
 
 

@@ -5,12 +5,12 @@
 
 import pytest
 
-from phalanx.cli.cluster import topology_measurement
-from phalanx.cli.cluster.measured_tree_drawing import tree_diagram
-from phalanx.cli.cluster.measured_tree_table import measure_lines
 from phalanx.cli.figure_files import WIDTH
 from phalanx.cli.root import main
 from phalanx.cli.terminal import Terminal
+from phalanx.cli.topology import topology_measurement
+from phalanx.cli.topology.measured_tree_drawing import tree_diagram
+from phalanx.cli.topology.measured_tree_table import measure_lines
 from phalanx.core.fleet.node import NodeState
 from phalanx.planner.calibration.network_levels import infer_topology
 from phalanx.wire.api.nodes import NodeView

@@ -9,8 +9,8 @@ from phalanx.cli.plan.answer import plan_answer
 from phalanx.cli.plan.job_plan import _DEFAULTS
 from phalanx.cli.plan.plan_option import parse_plan_option
 from phalanx.cli.root import main
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.layouts.layout import layout_from_json, parse_layout
-from phalanx.core.work.request import spec_from_mapping
 
 
 @pytest.fixture(autouse=True)

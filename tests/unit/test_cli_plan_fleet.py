@@ -9,7 +9,7 @@ from phalanx.cli.plan.job_plan import resolve_plan
 from phalanx.cli.plan.plan_option import PlanRequest
 from phalanx.core.errors import BadRequest, NeverFits, Unreachable
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.planner.calibration.profile import InterNodeMeasurement, NodeMeasurement, Profile
 from phalanx.planner.calibration.record_codec import encode_record
 from phalanx.planner.cost.machine import Price

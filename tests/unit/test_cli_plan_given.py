@@ -8,7 +8,7 @@ from phalanx.cli.jobs.job_file import parse_job_file
 from phalanx.cli.plan.plan_option import PlanRequest, parse_plan_option
 from phalanx.cli.root import main
 from phalanx.core.errors import BadFile
-from phalanx.core.work.keys import InvalidKey
+from phalanx.core.work.job_file.keys import InvalidKey
 from phalanx.core.work.layouts.layout import Layout, layout_to_json
 from tests.golden.cli.fake_head import TOKEN, FakeHead
 

@@ -9,7 +9,7 @@ from phalanx.cli.access.queue_tree import change_lines, tree_view
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadFile, NotFound
 from phalanx.core.units import GIB
-from phalanx.core.work.waste_terms import IdleAction, WasteKind
+from phalanx.core.work.usage.waste_terms import IdleAction, WasteKind
 from phalanx.user_files.queue_file import parse_queue_file, queue_file_text
 from phalanx.wire.api.jobs import ImpossibleJobView
 from phalanx.wire.api.queues import (

@@ -5,9 +5,9 @@
 
 import pytest
 
-from phalanx.cli.cluster.topology import topology_lines, topology_of
-from phalanx.cli.cluster.topology_file import read_topology_file
 from phalanx.cli.terminal import Terminal
+from phalanx.cli.topology.topology import topology_lines, topology_of
+from phalanx.cli.topology.topology_file import read_topology_file
 from phalanx.core.errors import BadFile, TooLarge
 from phalanx.core.fleet.node import NodeState
 from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 import pytest
 
 from phalanx.client import Client
-from phalanx.client.discovery import find_token, find_urls, lock_holder, membership_urls
-from phalanx.client.event_stream import follow_stream
-from phalanx.client.transport import Transport, error_from_reply
+from phalanx.client.connection.discovery import find_token, find_urls, lock_holder, membership_urls
+from phalanx.client.connection.event_stream import follow_stream
+from phalanx.client.connection.transport import Transport, error_from_reply
 from phalanx.core.errors import (
     BadRequest,
     Conflict,

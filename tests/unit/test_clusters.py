@@ -7,8 +7,14 @@ import stat
 import pytest
 
 from phalanx.cli.root import main
-from phalanx.client.clusters import SavedCluster, SavedClusters, chosen_cluster, read_clusters, write_clusters
-from phalanx.client.discovery import find_token, find_urls
+from phalanx.client.connection.clusters import (
+    SavedCluster,
+    SavedClusters,
+    chosen_cluster,
+    read_clusters,
+    write_clusters,
+)
+from phalanx.client.connection.discovery import find_token, find_urls
 from phalanx.core.errors import BadFile, BadRequest, NotFound, NotSignedIn
 
 A = SavedCluster(name="a", url="https://a:7600,https://b:7600", token="token-of-a", user="ann")

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.command_parameters import parameter_names, with_parameter
+from phalanx.core.work.job_file.command_parameters import parameter_names, with_parameter
 
 
 @pytest.mark.parametrize(

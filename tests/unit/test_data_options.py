@@ -5,7 +5,7 @@ import pytest
 
 from phalanx.cli.jobs.job_request import DoubleDashCommand, JobRequest, job_options, job_request
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.data_sources import DataMode
+from phalanx.core.work.job_file.data_sources import DataMode
 
 
 def _request(*words: str) -> JobRequest:

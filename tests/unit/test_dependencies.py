@@ -10,8 +10,8 @@ from phalanx.core.work.dependency import (
     describe_dependencies,
     parse_dependencies,
 )
-from phalanx.core.work.keys import InvalidKey
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.keys import InvalidKey
+from phalanx.core.work.job_file.request import spec_from_mapping
 
 
 @pytest.mark.parametrize(

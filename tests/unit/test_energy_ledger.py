@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.controller.energy_accounting import AGE_MAX_MS, count_energy
+from phalanx.controller.usage.energy_accounting import AGE_MAX_MS, count_energy
 from phalanx.core.accounting.energy_ledger import (
     SPANS_MAX,
     EnergyLedger,

@@ -6,9 +6,9 @@ from phalanx.cli.report.price_file import parse_price_file
 from phalanx.core.accounting.energy_report import KWH_MJ, sum_energy
 from phalanx.core.accounting.usage_report import UsageKey
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.work.electricity import check_rates
-from phalanx.core.work.price_list import parse_rate
-from phalanx.core.work.usage_hour import UsageHour, UsageRow
+from phalanx.core.work.usage.electricity import check_rates
+from phalanx.core.work.usage.price_list import parse_rate
+from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
 
 HOUR_US = 3_600_000_000
 

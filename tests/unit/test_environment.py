@@ -10,14 +10,14 @@ from phalanx.core.work.dependency import ArrayPosition
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.share import DeviceShare, GrantedSlice, ShareKind
 from phalanx.core.work.spec import JobSpec, LaunchMode, Role
-from phalanx.node.logic.environment import (
+from phalanx.node.logic.variables.environment import (
     MemberFolders,
     NodeContext,
     inheritable_environment,
     rank_environment,
     setup_environment,
 )
-from phalanx.node.logic.mpi_variables import slots_hostfile
+from phalanx.node.logic.variables.mpi_variables import slots_hostfile
 
 FOLDERS = MemberFolders(hostfile="/s/hostfile", page="/s/page", reports="/s/reports")
 BASE = {"PATH": "/bin", "HOME": "/root"}

@@ -9,10 +9,10 @@ import pytest
 
 from phalanx.core.state.commands import StartTasks
 from phalanx.core.work.spec import LaunchMode
-from phalanx.node.logic.environment import MemberFolders, NodeContext, rank_environment
 from phalanx.node.logic.script_check import line_of_mpi4py
 from phalanx.node.logic.script_imports import imports_package, module_file
 from phalanx.node.logic.separate_worlds import mpi_library, shell_world
+from phalanx.node.logic.variables.environment import MemberFolders, NodeContext, rank_environment
 from tests.unit.test_environment import job
 
 FOLDERS = MemberFolders(hostfile="/s/hostfile", page="/s/page", reports="/s/reports")

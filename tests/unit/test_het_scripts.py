@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.cli.jobs.sbatch_script import SlurmNames, too_large
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.sbatch_scripts.fleet_fit import NodeShape
 from phalanx.core.work.sbatch_scripts.het_components import read_components, slurm_settings
 from phalanx.core.work.sbatch_scripts.sbatch_job import convert_script
@@ -17,7 +17,7 @@ from phalanx.node.logic.het_steps import (
     plan_parts,
     script_variables,
 )
-from phalanx.node.logic.slurm_variables import SlurmBatchJob, SlurmBatchNode
+from phalanx.node.logic.variables.slurm_variables import SlurmBatchJob, SlurmBatchNode
 
 
 def read(*lines, given=()):

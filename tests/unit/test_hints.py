@@ -19,7 +19,7 @@ from phalanx.cli.jobs.why import with_commands
 from phalanx.cli.root import COMMANDS
 from phalanx.cli.root import phalanx as root
 from phalanx.cli.terminal import Terminal
-from phalanx.client.transport import error_from_reply
+from phalanx.client.connection.transport import error_from_reply
 from phalanx.core.errors import NotFound
 from phalanx.core.hints import Hint, HintCode, parse_hint
 from phalanx.core.ids import JobId, NodeId

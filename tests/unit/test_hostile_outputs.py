@@ -8,8 +8,8 @@ import tarfile
 
 import pytest
 
-from phalanx.cli.jobs.get import ArchiveExtractor
-from phalanx.cli.jobs.transfer_progress import ProgressReader
+from phalanx.cli.transfers.get import ArchiveExtractor
+from phalanx.cli.transfers.transfer_progress import ProgressReader
 from phalanx.core.errors import BadFile
 from phalanx.node.data import output_objects
 from phalanx.node.data.sources import ObjectsRefused

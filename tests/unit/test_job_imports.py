@@ -9,7 +9,7 @@ import pytest
 from phalanx.cli.jobs.job_file import parse_job_file, read_job_file
 from phalanx.cli.root import main
 from phalanx.core.errors import BadFile, PhalanxError
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.user_files.job_imports import job_draft
 from phalanx.user_files.job_imports.foreign_file import ForeignFormat, import_foreign_file
 from phalanx.user_files.yaml_document import FileKind, parse_yaml

@@ -21,6 +21,8 @@ from phalanx.core.work.gang_topology import (
     linked_run_length,
 )
 from phalanx.core.work.gpus import GpuRequest
+from phalanx.core.work.job_file.plan_key import layout_text, planned_layout, tensor_span
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.layouts.layout import (
     PRECISIONS,
     Axis,
@@ -30,9 +32,7 @@ from phalanx.core.work.layouts.layout import (
     parse_layout,
     validated_layout,
 )
-from phalanx.core.work.plan_key import layout_text, planned_layout, tensor_span
-from phalanx.core.work.request import spec_from_mapping
-from phalanx.node.logic.environment import MemberFolders, NodeContext, rank_environment
+from phalanx.node.logic.variables.environment import MemberFolders, NodeContext, rank_environment
 
 
 def spec(**keys):

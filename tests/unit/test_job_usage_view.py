@@ -13,7 +13,7 @@ from phalanx.core.fleet.mig import DeviceMig, MigProfile
 from phalanx.core.ids import Epoch
 from phalanx.core.recovery.interval import checkpoint_interval_s
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.core.work.usage_hour import UsageHour, UsageRow
+from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
 from tests.builders import make_node
 from tests.unit.demo_drawn import make_scene, make_usage_summary
 

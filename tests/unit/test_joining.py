@@ -17,7 +17,7 @@ from phalanx.app.join_service import (
     parse_listen,
 )
 from phalanx.app.state_folder import StateFolder
-from phalanx.client.tls import canonical_fingerprint, fetch_ca
+from phalanx.client.connection.tls import canonical_fingerprint, fetch_ca
 from phalanx.core.access.node_tokens import (
     join_expiry,
     join_token,

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from phalanx.core.lifecycle.load_scaling import LoadWindow
-from phalanx.core.work.keys import InvalidKey
+from phalanx.core.work.job_file.keys import InvalidKey
 from phalanx.core.work.services.log_histogram import class_of, merged, middle_of, quantile
 from phalanx.core.work.services.scale_terms import ScaleTerms, parse_scale_terms
 from phalanx.core.work.services.service_load import ServiceLoad, sum_loads

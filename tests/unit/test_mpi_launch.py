@@ -11,15 +11,15 @@ import pytest
 from phalanx.core.state.commands import StartTasks
 from phalanx.core.work.spec import LaunchMode
 from phalanx.node.gang.job_link import NotInJob
-from phalanx.node.logic.environment import MemberFolders, NodeContext, rank_environment
-from phalanx.node.logic.mpi_variables import (
+from phalanx.node.logic.variables.environment import MemberFolders, NodeContext, rank_environment
+from phalanx.node.logic.variables.mpi_variables import (
     changed_variables,
     colon_hostfile,
     node_names,
     script_defaults,
     slots_hostfile,
 )
-from phalanx.node.logic.rendezvous import port_was_in_use, side_port
+from phalanx.node.logic.variables.rendezvous import port_was_in_use, side_port
 from phalanx.node.mpi.agent_main import split_words
 from phalanx.node.mpi.launch_order import LAUNCH_VARIABLE, LaunchOrder, order_to_json, read_launch_order
 from tests.e2e.test_cli_head import free_port

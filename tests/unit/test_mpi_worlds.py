@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from phalanx.node.logic.het_steps import StepPart
-from phalanx.node.logic.slurm_variables import SlurmBatchJob, SlurmBatchNode, SlurmStep
 from phalanx.node.logic.srun_options import SrunRequest
+from phalanx.node.logic.variables.slurm_variables import SlurmBatchJob, SlurmBatchNode, SlurmStep
 from phalanx.node.mpi import pmix_process
 from phalanx.node.mpi.pmi_server import PMI_FENCE, PmiServer
 from phalanx.node.mpi.step_worlds import FenceCollector, StepWorlds

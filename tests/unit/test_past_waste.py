@@ -7,8 +7,8 @@ from phalanx.cli.report.past_waste import HABITS, waste_table
 from phalanx.cli.terminal import Terminal
 from phalanx.core.accounting.usage_report import UsageKey, sum_usage
 from phalanx.core.accounting.usage_states import UsageState
-from phalanx.core.work.usage_hour import UsageHour, UsageRow
-from phalanx.core.work.waste_terms import WASTE_STATES, WasteKind
+from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
+from phalanx.core.work.usage.waste_terms import WASTE_STATES, WasteKind
 from phalanx.wire.api.usage import UsageReportView, UsageRowView, UsageTotalView
 
 HOUR_US = 3_600_000_000

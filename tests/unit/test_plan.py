@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.core.work.layouts.layout import parse_layout
-from phalanx.core.work.plan_key import layout_text
 from phalanx.planner.cost.machine import FactSource, Machine, Price
 from phalanx.planner.cost.step_time import StepItem, TrainingMethod
 from phalanx.planner.facts.coefficient_table import find_stack, physics

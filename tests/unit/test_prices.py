@@ -5,14 +5,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from phalanx.api.routes.prices import compare_prices
+from phalanx.api.routes.money.prices import compare_prices
 from phalanx.cli.report.price_file import parse_price_file
 from phalanx.cli.report.price_plugins import ENTRY_POINTS, refreshed_prices
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.ids import UserId
-from phalanx.core.work.electricity import RATES_MAX
-from phalanx.core.work.monthly_budget import MonthlyBudget, parse_budget
-from phalanx.core.work.price_list import (
+from phalanx.core.work.usage.electricity import RATES_MAX
+from phalanx.core.work.usage.monthly_budget import MonthlyBudget, parse_budget
+from phalanx.core.work.usage.price_list import (
     PRICES_MAX,
     PriceBook,
     PriceList,

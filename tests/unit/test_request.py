@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.keys import KEY_KINDS, InvalidKey
+from phalanx.core.work.job_file.keys import KEY_KINDS, InvalidKey
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.nearest_match import nearest_match
-from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.spec import LaunchMode
 
 

@@ -3,14 +3,14 @@
 import pytest
 
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.core.work.launchers import (
+from phalanx.core.work.job_file.launchers import (
     find_launcher,
     known_task_count,
     launch_notes,
     shape_note,
     tasks_on_node,
 )
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.spec import LaunchMode, Role
 
 

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.work.request import spec_from_mapping
-from phalanx.core.work.requirements import parse_requirements
+from phalanx.core.work.job_file.request import spec_from_mapping
+from phalanx.core.work.job_file.requirements import parse_requirements
 from phalanx.node.files.cache_folder import cache_folder, make_cache
 from phalanx.node.files.folder_cache import FolderCache
 from phalanx.node.logic.requirements import (

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.core.errors import BadFile
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.sbatch_scripts.sbatch import is_sbatch_script, parse_script_options
 from phalanx.core.work.sbatch_scripts.sbatch_job import convert_script
 from phalanx.core.work.sbatch_scripts.script_times import parse_slurm_seconds

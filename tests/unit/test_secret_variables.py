@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.core.work.secret import SECRETS_VARIABLE
 from phalanx.node.logic.images import ContainerSettings, InstalledRuntime, RuntimeKind, variables_file
-from phalanx.node.logic.secret_variables import only_secrets, without_secrets
+from phalanx.node.logic.variables.secret_variables import only_secrets, without_secrets
 from phalanx.node.mpi.launch_order import LAUNCH_VARIABLE, read_start_environment, write_start_environment
 
 VARIABLES = {SECRETS_VARIABLE: "HF_TOKEN,GONE", "HF_TOKEN": "a value of no use", "LR": "1"}

@@ -26,7 +26,7 @@ from phalanx.cli.serve.node_probe import _SCRIPT, NodeAnswer, parse_answer
 from phalanx.core.errors import BadFile, BadRequest, Conflict, NeverFits, NotFound
 from phalanx.core.units import GIB
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.services.model_memory import ModelNeeds, fewest_gpus, fits
 from phalanx.wire.api.jobs import JobDetail
 from phalanx.wire.api.output import FileEntry, FilesReply

@@ -7,7 +7,7 @@ from phalanx.cli.serve.rollout_wait import end_of_wait, progress_text, waiting_h
 from phalanx.cli.serve.service_page import service_page
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import Conflict
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.services.revision_changes import KeyChange, revision_changes
 from phalanx.wire.api.services import ServiceDetail
 

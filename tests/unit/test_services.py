@@ -10,15 +10,15 @@ import pytest
 
 from phalanx.core.ids import ServiceId
 from phalanx.core.state.reports import ReadinessChanged
-from phalanx.core.work.keys import InvalidKey
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.keys import InvalidKey
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.services.service_terms import ReplicaPosition, ServiceTerms
 from phalanx.core.work.spec import LaunchMode
 from phalanx.node.logic import member as members
 from phalanx.node.logic.actions import SendEvent
-from phalanx.node.logic.environment import MemberFolders, NodeContext, rank_environment
 from phalanx.node.logic.events import ReadinessProbed
 from phalanx.node.logic.member import MemberPhase, StepClock
+from phalanx.node.logic.variables.environment import MemberFolders, NodeContext, rank_environment
 from phalanx.node.prepare.service_port import reserve_port
 from phalanx.node.probes.link_probe import PORT_FIRST, PORT_LAST
 from phalanx.node.probes.readiness import probe

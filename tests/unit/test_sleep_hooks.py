@@ -11,8 +11,8 @@ import pytest
 
 from phalanx.core.state.commands import RunSleepHook
 from phalanx.core.state.reports import SleepHookEnded
-from phalanx.core.work.keys import InvalidKey
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.keys import InvalidKey
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.services.service_terms import ServiceTerms
 from phalanx.node.logic import member as members
 from phalanx.node.logic.actions import CallSleepHook, SendEvent

@@ -8,7 +8,14 @@ import pytest
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.spec import JobSpec, Role
 from phalanx.node.logic.images import ContainerSettings, InstalledRuntime, RuntimeKind, podman_run_options
-from phalanx.node.logic.slurm_variables import (
+from phalanx.node.logic.srun_options import (
+    exported_environment,
+    parse_srun,
+    plan_step,
+    step_hostname,
+)
+from phalanx.node.logic.step_containers import StepContainers, container_start, runs_images
+from phalanx.node.logic.variables.slurm_variables import (
     SlurmBatchJob,
     SlurmBatchNode,
     SlurmStep,
@@ -18,13 +25,6 @@ from phalanx.node.logic.slurm_variables import (
     step_variables,
     tasks_per_node,
 )
-from phalanx.node.logic.srun_options import (
-    exported_environment,
-    parse_srun,
-    plan_step,
-    step_hostname,
-)
-from phalanx.node.logic.step_containers import StepContainers, container_start, runs_images
 from phalanx.node.slurm_compat.script_tools import with_tools_after_profile
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from phalanx.cli.jobs.job_file import parse_job_file
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.work.request import spec_from_mapping
-from phalanx.core.work.software import Software, parse_software
+from phalanx.core.work.job_file.request import spec_from_mapping
+from phalanx.core.work.job_file.software import Software, parse_software
 from phalanx.node.logic.requirements import InvalidRequirements, locked_sources
 from phalanx.node.logic.software import changes_between, modules_listed, with_changes
 from phalanx.node.prepare.software_main import main

@@ -11,7 +11,7 @@ import pytest
 from phalanx.app import server_keeper
 from phalanx.app.machine_nodes import virtual_nodes
 from phalanx.cli.cluster.systemd_unit import system_head_unit, system_node_unit
-from phalanx.client import discovery
+from phalanx.client.connection import discovery
 from phalanx.core.ids import NodeId
 from phalanx.engines.local.engine import LocalEngine
 from phalanx.node import membership as records

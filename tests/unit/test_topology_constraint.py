@@ -5,8 +5,8 @@ import pytest
 from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.scheduling.shape import acceptable_shapes
 from phalanx.core.scheduling.submission import check_topology, topology_notes
-from phalanx.core.work.keys import InvalidKey
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.keys import InvalidKey
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.spec import TopologyConstraint
 from phalanx.core.work.topology_constraint import constraint_texts
 from tests.builders import make_fleet, spec

@@ -9,8 +9,8 @@ import pytest
 
 from phalanx.api.views.tracker_links import tracker_links
 from phalanx.core.work.dependency import ArrayPosition
+from phalanx.core.work.job_file.trackers import TrackedJob
 from phalanx.core.work.spec import Role
-from phalanx.core.work.trackers import TrackedJob
 from tests.unit.test_environment import BASE, env_of, job
 
 JOB = TrackedJob(id="17", name="train", folder="17-ab12", array_id=None, labels={})

@@ -14,8 +14,8 @@ from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.node.files import checkpoint_folders
 from phalanx.node.files.preparation_error import PreparationFailed
 from phalanx.node.logic import local_copies
-from phalanx.node.logic.environment import NodeContext, rank_environment
 from phalanx.node.logic.events import MemberKey
+from phalanx.node.logic.variables.environment import NodeContext, rank_environment
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.member.scratch import scratch_of
 from phalanx.node.prepare import path_probe

@@ -13,7 +13,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.work.queue import alarm_after_s, idle_policy
 from phalanx.core.work.quotas.queue_validation import check_queue_tree
 from phalanx.core.work.services.service_terms import ReplicaPosition, ServiceTerms
-from phalanx.core.work.waste_terms import ALARM_AFTER_S, IdleAction, IdlePolicy, WasteKind
+from phalanx.core.work.usage.waste_terms import ALARM_AFTER_S, IdleAction, IdlePolicy, WasteKind
 from phalanx.web.command_hints import render_hint
 from tests.builders import job, queue
 

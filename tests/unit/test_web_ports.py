@@ -4,9 +4,9 @@ import pytest
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId
-from phalanx.core.work.keys import InvalidKey
-from phalanx.core.work.request import spec_from_mapping
-from phalanx.core.work.web_ports import PORTS_MAX, WebPort, parse_web_ports, web_path
+from phalanx.core.work.job_file.keys import InvalidKey
+from phalanx.core.work.job_file.request import spec_from_mapping
+from phalanx.core.work.job_file.web_ports import PORTS_MAX, WebPort, parse_web_ports, web_path
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,8 @@ from phalanx.api.pages import login as login_pages
 from phalanx.api.pages import pages, planning, programs, provider_sign_in, service_pages, settings, sign_in, use
 from phalanx.api.programs.program_app import ProgramApp, ProgramMiddleware
 from phalanx.api.routes import (
-    audit,
     blobs,
     channels,
-    cost,
-    energy,
     events,
     exec_routes,
     files,
@@ -39,30 +36,25 @@ from phalanx.api.routes import (
     job_keys,
     jobs,
     licences,
-    login,
     logs,
     metrics,
     node_tests,
     nodes,
-    people,
     plan,
     pools,
-    prices,
     profile,
     queues,
     reservations,
     retention,
     rules,
-    secrets,
     services,
-    sign_in_settings,
     steps,
     submit,
-    usage,
-    waste,
     what_if,
     why,
 )
+from phalanx.api.routes.access import audit, login, people, secrets, sign_in_settings
+from phalanx.api.routes.money import cost, energy, prices, usage, waste
 from phalanx.api.runtime import ApiRuntime, runtime_of_app
 from phalanx.api.services import HeadServices
 

@@ -16,7 +16,7 @@ from phalanx.controller.services.load_history import LoadPoint
 from phalanx.controller.services.load_scaler import LoadNow
 from phalanx.controller.step_result import Answer
 from phalanx.controller.telemetry import Telemetry
-from phalanx.controller.waste_monitor import WasteNow
+from phalanx.controller.usage.waste_monitor import WasteNow
 from phalanx.core.access.audit import AuditCall, ChainTip
 from phalanx.core.accounting.state_ledger import UsageSpan
 from phalanx.core.accounting.usage_states import PartState, UsageState
@@ -30,9 +30,9 @@ from phalanx.core.state.events import Request, SubmitJob
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.reports import Report
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.attempt_use import AttemptUse
 from phalanx.core.work.job import Job
-from phalanx.core.work.usage_hour import UsageHour
+from phalanx.core.work.usage.attempt_use import AttemptUse
+from phalanx.core.work.usage.usage_hour import UsageHour
 from phalanx.ports.blobs import Blobs
 from phalanx.ports.clock import Clock
 from phalanx.ports.election import HeadRecord, Leader

@@ -47,10 +47,10 @@ from phalanx.controller.driver import ControllerDriver
 from phalanx.controller.leases import LONG_LEASES_GRANTED_WITHIN_S, MARGIN_S, LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.provider_calls import ProviderCalls
-from phalanx.controller.shared_hours import shared_hours
 from phalanx.controller.step_context import ControllerSettings
 from phalanx.controller.telemetry import Telemetry
-from phalanx.controller.usage_recorder import UsageRecorder
+from phalanx.controller.usage.shared_hours import shared_hours
+from phalanx.controller.usage.usage_recorder import UsageRecorder
 from phalanx.core.access.audit import AuditCall, audit_key
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import NodeState

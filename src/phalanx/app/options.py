@@ -21,7 +21,7 @@ from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.extras import parse_offers
-from phalanx.core.work.web_ports import PORT_MAX
+from phalanx.core.work.job_file.web_ports import PORT_MAX
 from phalanx.engines.registry import DEFAULT_ENGINE, engine_type, selectable_engines
 from phalanx.ports.engine import EngineType, HeadSetup, LocalNode
 from phalanx.providers.tracing.otlp_exporter import check_endpoint

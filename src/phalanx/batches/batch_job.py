@@ -17,7 +17,7 @@ import msgspec
 from phalanx.batches import driver
 from phalanx.batches.input_check import InputCheck
 from phalanx.core.errors import BadRequest, NotPermitted
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.spec import JobSpec
 from phalanx.wire.api.jobs import JobKeysReply
 

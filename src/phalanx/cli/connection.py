@@ -50,7 +50,7 @@ def shares_file_system(client: Client) -> bool:
 
     A forwarded port looks the same; use `--copy` there.
     """
-    from phalanx.client.clusters import chosen_cluster
+    from phalanx.client.connection.clusters import chosen_cluster
     from phalanx.wire.head_url import is_loopback, split_url
 
     here = not os.environ.get("PHALANX_URL") and chosen_cluster() is None

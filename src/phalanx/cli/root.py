@@ -49,7 +49,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         ),
         "usage": CommandEntry("phalanx.cli.jobs.usage:usage", "Show what one job used, and advice for its next run."),
         "logs": CommandEntry("phalanx.cli.jobs.logs:logs", "Print or follow the output of a job."),
-        "get": CommandEntry("phalanx.cli.jobs.get:get", "Download the files that a job wrote to PHALANX_OUTPUT_DIR."),
+        "get": CommandEntry(
+            "phalanx.cli.transfers.get:get", "Download the files that a job wrote to PHALANX_OUTPUT_DIR."
+        ),
         "attach": CommandEntry("phalanx.cli.jobs.attach:attach", "Follow the output of a job again."),
         "exec": CommandEntry("phalanx.cli.sessions.exec:exec_", "Run a command next to a job's ranks."),
         "shell": CommandEntry("phalanx.cli.sessions.exec:shell", "Open a shell next to a job's ranks."),
@@ -92,7 +94,7 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         ),
         "rules": CommandEntry("phalanx.cli.cluster.rules:rules", "Show and set failure rules."),
         "topology": CommandEntry(
-            "phalanx.cli.cluster.topology:topology", "Show the network topology with free capacity."
+            "phalanx.cli.topology.topology:topology", "Show the network topology with free capacity."
         ),
         "top": CommandEntry("phalanx.cli.top.command:top", "Show devices and jobs live."),
         "dashboard": CommandEntry(
@@ -267,7 +269,7 @@ def phalanx(context: click.Context, url: str | None, cluster: str | None, insecu
     elif cluster:
         os.environ["PHALANX_CLUSTER"] = cluster
         if context.invoked_subcommand not in MAKES_CLUSTERS:
-            from phalanx.client.clusters import read_clusters
+            from phalanx.client.connection.clusters import read_clusters
 
             os.environ["PHALANX_URL"] = read_clusters().require(cluster).url
     elif context.invoked_subcommand in OF_THIS_MACHINE:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
-from phalanx.client.transport import Transport
+from phalanx.client.connection.transport import Transport
 from phalanx.core.errors import BadRequest
 
 T = TypeVar("T")

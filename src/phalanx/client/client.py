@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 from phalanx.client.api_calls import LazyModule, decode_record
 from phalanx.client.audit import AuditApi
 from phalanx.client.channels import ChannelsApi
+from phalanx.client.connection.transport import ANSWER_S, PATIENCE_S, Transport
 from phalanx.client.cost import CostApi
 from phalanx.client.energy import EnergyApi
 from phalanx.client.exec_sessions import ExecApi
@@ -31,7 +32,6 @@ from phalanx.client.rules import FailureRulesApi
 from phalanx.client.secrets import SecretsApi
 from phalanx.client.services import ServicesApi
 from phalanx.client.sign_in import SignInApi
-from phalanx.client.transport import ANSWER_S, PATIENCE_S, Transport
 from phalanx.client.usage import UsageApi
 from phalanx.core.errors import WaitTimedOut
 from phalanx.core.hints import Hint, HintCode

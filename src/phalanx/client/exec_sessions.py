@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from phalanx.client.api_calls import ApiCalls, LazyModule, path_segment
-from phalanx.client.transport import Transport, error_from_reply
+from phalanx.client.connection.transport import Transport, error_from_reply
 from phalanx.core.errors import Unreachable
 from phalanx.core.hints import Hint, HintCode
 

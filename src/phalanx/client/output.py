@@ -13,8 +13,8 @@ from phalanx.client.api_calls import (
     path_segment,
     query_string,
 )
-from phalanx.client.event_stream import Event, follow_stream
-from phalanx.client.transport import REPLY_TIMEOUT_S, Retry, unreachable_error
+from phalanx.client.connection.event_stream import Event, follow_stream
+from phalanx.client.connection.transport import REPLY_TIMEOUT_S, Retry, unreachable_error
 from phalanx.core.errors import BadRequest, Unreachable
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from phalanx.core.state.world import World
 from phalanx.core.work.dependency import Dependency, DependencyKind
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import COPY_NAME, Job, JobState
-from phalanx.core.work.requirements import NO_REQUIREMENTS
+from phalanx.core.work.job_file.requirements import NO_REQUIREMENTS
 from phalanx.core.work.spec import JobSpec, Role
 
 STAGER: Final = UserId("data")  # `by` of cancels that are decided here

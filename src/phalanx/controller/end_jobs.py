@@ -11,7 +11,7 @@ from phalanx.core.state.events import SubmitJob
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import Job
-from phalanx.core.work.on_end import END_NAME, ENDED_VARIABLES, OnEnd
+from phalanx.core.work.job_file.on_end import END_NAME, ENDED_VARIABLES, OnEnd
 from phalanx.core.work.spec import JobSpec, LaunchMode, Role
 
 _BY: Final = UserId("on_end")

@@ -30,7 +30,7 @@ from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import idle_policy
 from phalanx.core.work.share import gpus_of
-from phalanx.core.work.waste_terms import IdleAction, IdlePolicy, IdleStage, WasteKind
+from phalanx.core.work.usage.waste_terms import IdleAction, IdlePolicy, IdleStage, WasteKind
 
 IDLE_POLICY: Final = UserId("idle-policy")  # `by` of what a policy does
 WARNING: Final = "idle_warning"  # kinds of history lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from phalanx.core.work.plan_key import layout_text
+from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.planner.cost.step_time import TrainingMethod
 from phalanx.planner.facts.coefficient_table import DEFAULT_STACK
 from phalanx.planner.search.evaluation import training_task

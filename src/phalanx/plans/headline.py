@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from phalanx.core.work.plan_key import layout_text
+from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.plans.amounts import (
     format_rounded,
     format_seconds,

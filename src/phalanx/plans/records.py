@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.core.work.layouts.layout import Layout, layout_to_json
-from phalanx.core.work.plan_key import layout_text
 
 NamedAmounts = tuple[tuple[str, float], ...]  # parts of a total, in the planner's order
 

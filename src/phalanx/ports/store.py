@@ -17,7 +17,7 @@ from phalanx.core.state.records import JOBS, NODES, PROJECTS, QUEUES, TOKENS, US
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.labels import LabelFilter
+from phalanx.core.work.job_file.labels import LabelFilter
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.users import Token, User

@@ -20,8 +20,8 @@ from phalanx.core.ids import JobId
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import ATTEMPT_USES, ATTEMPTS, JOBS
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.attempt_use import AttemptUse
 from phalanx.core.work.job import Job
+from phalanx.core.work.usage.attempt_use import AttemptUse
 from phalanx.durable_files import make_directory
 from phalanx.ports.store import Store
 from phalanx.store.sql.archive import ARCHIVE, VERSION, BackupManifest, read_manifest, read_records, write_backup

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from submitit.core import core, plugins, utils
 
-from phalanx.client.clusters import chosen_cluster
-from phalanx.client.discovery import find_urls, state_folder
+from phalanx.client.connection.clusters import chosen_cluster
+from phalanx.client.connection.discovery import find_urls, state_folder
 from phalanx.core.errors import PhalanxError
 from phalanx.core.work.sbatch_scripts.exported_variables import select_variables
 from phalanx.submitit.job import CLUSTER_OF_JOB, PhalanxJob, head_client

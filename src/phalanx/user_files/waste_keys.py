@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.nearest_match import suggestion
-from phalanx.core.work.waste_terms import OF_QUEUES, POLICY_STATES, IdleAction, WasteKind
+from phalanx.core.work.usage.waste_terms import OF_QUEUES, POLICY_STATES, IdleAction, WasteKind
 from phalanx.user_files.yaml_document import YamlValue
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.core.work.layouts.layout import Axis, Layout
 from phalanx.core.work.layouts.layout_split import layers_per_chunk
-from phalanx.core.work.plan_key import layout_text
 from phalanx.plans.amounts import (
     format_decimal_bytes,
     format_rounded,

@@ -10,7 +10,7 @@ from typing import Final
 from phalanx.core.accounting.cost_report import CostRow
 from phalanx.core.accounting.usage_report import UsagePeriod, UsageSum, UsageTotals
 from phalanx.core.hints import parse_hint
-from phalanx.core.work.waste_terms import WASTE_STATES
+from phalanx.core.work.usage.waste_terms import WASTE_STATES
 from phalanx.web.cells import live, moment, number, state_word
 from phalanx.web.charts import ChartPart, key, stacked_bar, stacked_columns, strip
 from phalanx.web.command_hints import render_hint

@@ -25,7 +25,7 @@ from phalanx.core.state.events import MarkChannels
 from phalanx.core.state.records import CHANNEL_MARKS, CHANNELS
 from phalanx.core.work.channel import KINDS, Channel, ChannelMark, ChannelTopic, Message, message_of
 from phalanx.core.work.job import Job
-from phalanx.core.work.notify import may_be_named
+from phalanx.core.work.job_file.notify import may_be_named
 from phalanx.ports.notifier import Notifier
 from phalanx.wire.api.channels import ChannelView
 

@@ -28,7 +28,7 @@ from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import CHANNEL_MARKS, CHANNELS, SECRETS, SIGN_IN
 from phalanx.core.work.channel import JOB_MARKS, ChannelMark, Message
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.notify import (
+from phalanx.core.work.job_file.notify import (
     EVENTS_OF_KIND,
     NotifyEvent,
     NotifyTargetKind,

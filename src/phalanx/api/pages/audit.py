@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from phalanx.api.http.routing import MediaType, OptionalNonNegative, RouteTable
 from phalanx.api.pages.responses import error_page, page_response, viewer_of
-from phalanx.api.routes.audit import audit_line_view
+from phalanx.api.routes.access.audit import audit_line_view
 from phalanx.api.runtime import run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.core.access.audit import AuditLine

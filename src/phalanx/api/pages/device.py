@@ -12,7 +12,7 @@ from phalanx.api.auth.browser_sessions import BrowserSession
 from phalanx.api.auth.session_cookie import session_secret
 from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.pages.responses import error_page, page_response, read_form, see_other, viewer_of
-from phalanx.api.routes.login import DEVICE_PATH
+from phalanx.api.routes.access.login import DEVICE_PATH
 from phalanx.api.runtime import caller_of, runtime_of
 from phalanx.core.access.caller import Caller
 from phalanx.core.access.rules import AccessScope

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.pages.responses import error_page, page_response, viewer_of
-from phalanx.api.routes.cost import price_book, project_budgets
-from phalanx.api.routes.usage import UsageBucket
-from phalanx.api.routes.waste import waste_view
+from phalanx.api.routes.money.cost import price_book, project_budgets
+from phalanx.api.routes.money.usage import UsageBucket
+from phalanx.api.routes.money.waste import waste_view
 from phalanx.api.runtime import runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.turns import in_turn
@@ -22,9 +22,9 @@ from phalanx.core.accounting.cost_report import CostKey, CostRow, IdleRule, Mete
 from phalanx.core.accounting.project_spending import first_hour_s
 from phalanx.core.accounting.usage_report import UsageKey, sum_by_period, sum_usage
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.usage_hour import UsageHour
+from phalanx.core.work.usage.usage_hour import UsageHour
+from phalanx.core.work.usage.waste_terms import WASTE_STATES
 from phalanx.core.work.users import Action
-from phalanx.core.work.waste_terms import WASTE_STATES
 from phalanx.web.html import Html
 from phalanx.web.use_page import Costs, Use, UseAsked, use_page
 from phalanx.wire.api.cost import BudgetView

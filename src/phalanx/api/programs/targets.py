@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import JobId
-from phalanx.core.work.web_ports import PORT_MAX, web_path
+from phalanx.core.work.job_file.web_ports import PORT_MAX, web_path
 
 OPEN_PATH: Final = ".phalanx/open"  # below a program's path: where a browser begins
 _PATH: Final = re.compile(r"/j/([0-9]{1,18}(?:_[0-9]{1,9})?)(?:\.([0-9]{1,6}))?/([0-9]{1,5})(/.*)?", re.DOTALL)

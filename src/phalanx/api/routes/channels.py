@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from phalanx.api.http.bodies import json_response, no_content, read_record
 from phalanx.api.http.routing import MediaType, RouteTable
-from phalanx.api.routes.people import check_name
+from phalanx.api.routes.access.people import check_name
 from phalanx.api.runtime import ApiRuntime, caller_of, run_in_thread, runtime_of
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.hints import Hint, HintCode

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from phalanx.api.http.bodies import json_response, read_record
 from phalanx.api.http.routing import RouteTable
-from phalanx.api.routes.people import check_name
+from phalanx.api.routes.access.people import check_name
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.views.ledger_period import LedgerPeriod
 from phalanx.api.views.service_use import added_hour, is_countable

@@ -22,7 +22,7 @@ from phalanx.core.state.records import REVISIONS
 from phalanx.core.work.array import format_indices
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import COPY_NAME, Job
-from phalanx.core.work.job_keys import job_keys
+from phalanx.core.work.job_file.job_keys import job_keys
 from phalanx.core.work.sbatch_scripts.submitted_again import without_script_key
 from phalanx.core.work.services.service import Service
 from phalanx.core.work.spec import JobSpec

@@ -25,8 +25,8 @@ from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.resources import MILLI_PER_DEVICE
 from phalanx.core.units import MIB
 from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.usage.waste_terms import WasteKind
 from phalanx.core.work.users import Action
-from phalanx.core.work.waste_terms import WasteKind
 from phalanx.wire.metrics import FAMILIES
 from phalanx.wire.supervisor import DeviceSample
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from phalanx.api.http.bodies import json_response, read_body, read_record
 from phalanx.api.http.paging import AfterKey, key_page
 from phalanx.api.http.routing import MediaType, RouteTable
-from phalanx.api.routes.people import check_name
+from phalanx.api.routes.access.people import check_name
 from phalanx.api.runtime import run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.core.errors import BadFile, BadRequest, Conflict, NotFound
@@ -32,8 +32,8 @@ from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.queue import Amounts, Queue, QueueUsage, period_start_s
 from phalanx.core.work.quotas.queue_validation import check_queue_tree
 from phalanx.core.work.share import gpus_of
+from phalanx.core.work.usage.waste_terms import IdlePolicy, WasteKind, alarms_text
 from phalanx.core.work.users import Action
-from phalanx.core.work.waste_terms import IdlePolicy, WasteKind, alarms_text
 from phalanx.user_files.queue_file import QUEUE_FILE, parse_queue_file
 from phalanx.wire.api.jobs import ImpossibleJobView
 from phalanx.wire.api.queues import (

@@ -33,13 +33,13 @@ from phalanx.core.scheduling.shape import preferred_shape
 from phalanx.core.scheduling.submission import plan_notes, topology_notes, with_whole_tensor_groups
 from phalanx.core.state.events import SubmitJob
 from phalanx.core.state.records import CHANNELS
-from phalanx.core.work.data_sources import data_note
 from phalanx.core.work.dependency import ArrayPosition
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.launchers import alternatives_notes, launch_notes, role_notes
-from phalanx.core.work.notify import NotifyTargetKind, NotifyTerms, mail_channel, target_kind
-from phalanx.core.work.request import spec_from_mapping
-from phalanx.core.work.requirements import requirements_note
+from phalanx.core.work.job_file.data_sources import data_note
+from phalanx.core.work.job_file.launchers import alternatives_notes, launch_notes, role_notes
+from phalanx.core.work.job_file.notify import NotifyTargetKind, NotifyTerms, mail_channel, target_kind
+from phalanx.core.work.job_file.request import spec_from_mapping
+from phalanx.core.work.job_file.requirements import requirements_note
 from phalanx.core.work.sbatch_scripts.submitted_again import with_script_key
 from phalanx.core.work.secret import variables_like_secrets
 from phalanx.core.work.spec import JobSpec, LaunchMode, Role

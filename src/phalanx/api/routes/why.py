@@ -39,9 +39,9 @@ from phalanx.core.scheduling.outlook.projection import FleetProjection
 from phalanx.core.scheduling.outlook.what_if import trim_snapshot, what_if
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.units import format_duration
-from phalanx.core.work.data_sources import data_note
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, JobState, WaitReasonCode, code_beside
+from phalanx.core.work.job_file.data_sources import data_note
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.users import Action
 from phalanx.wire.api.jobs import JobBody, staging_text

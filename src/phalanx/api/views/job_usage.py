@@ -29,9 +29,9 @@ from phalanx.core.recovery.failure_rate import gang_mtbf_s, node_mtbf_s
 from phalanx.core.recovery.interval import checkpoint_interval_s
 from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.attempt_use import AttemptUse
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.usage.attempt_use import AttemptUse
 from phalanx.planner.facts.device_speeds import device_speed_facts
 from phalanx.planner.facts.gpus import find_gpu
 from phalanx.wire.api.usage import JobUsageView, MeasuredDeviceView, MeasuredNodeView, MeasuredUseView

@@ -11,7 +11,7 @@ from phalanx.api.auth.authenticator import viewer_of
 from phalanx.api.services import HeadServices
 from phalanx.core.access.caller import Caller
 from phalanx.core.ids import JobId
-from phalanx.core.work.usage_hour import UsageHour
+from phalanx.core.work.usage.usage_hour import UsageHour
 
 HOUR_S: Final = 3600
 

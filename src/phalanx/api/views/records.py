@@ -28,14 +28,14 @@ from phalanx.core.work.job import (
     PublishedCheckpoint,
     WaitReasonCode,
 )
+from phalanx.core.work.job_file.trackers import tracked_job
+from phalanx.core.work.job_file.web_ports import web_path
 from phalanx.core.work.queue import Project
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.core.work.topology_constraint import constraint_texts
-from phalanx.core.work.trackers import tracked_job
 from phalanx.core.work.users import Token, User
-from phalanx.core.work.web_ports import web_path
 from phalanx.wire.api.jobs import (
     AttemptView,
     CheckpointView,

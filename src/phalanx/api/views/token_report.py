@@ -11,10 +11,10 @@ from phalanx.api.views.ledger_period import LedgerPeriod
 from phalanx.core.accounting.cost_report import CENT, HOUR_US, Amount, to_cents
 from phalanx.core.accounting.token_report import TokenSum, sum_tokens
 from phalanx.core.state.records import PRICE_LISTS, SERVICE_USE_HOURS
-from phalanx.core.work.monthly_budget import cents_text
-from phalanx.core.work.price_list import PRICES, PriceBook
 from phalanx.core.work.services.service_use import ServiceUseHour
-from phalanx.core.work.usage_hour import UsageHour
+from phalanx.core.work.usage.monthly_budget import cents_text
+from phalanx.core.work.usage.price_list import PRICES, PriceBook
+from phalanx.core.work.usage.usage_hour import UsageHour
 from phalanx.wire.api.cost import TokenReportView, TokenRowView
 
 ROWS_MAX: Final = 1000  # in one answer

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, urlsplit
 
-from phalanx.core.work.trackers import TrackedJob
+from phalanx.core.work.job_file.trackers import TrackedJob
 from phalanx.wire.api.jobs import JobLinkView
 
 _WANDB_URL: Final = "https://wandb.ai"

@@ -13,7 +13,7 @@ from phalanx.cli.errors import warn
 from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import strip_control
-from phalanx.client.clusters import SavedCluster, chosen_cluster, read_clusters, write_clusters
+from phalanx.client.connection.clusters import SavedCluster, chosen_cluster, read_clusters, write_clusters
 from phalanx.core.units import format_duration
 
 

@@ -21,7 +21,7 @@ import click
 from phalanx.cli.browser import open_browser
 from phalanx.cli.connection import PROVIDER_ANSWER_S
 from phalanx.cli.terminal import strip_control
-from phalanx.client.clusters import CLUSTER_VARIABLE, SavedCluster, read_clusters, write_clusters
+from phalanx.client.connection.clusters import CLUSTER_VARIABLE, SavedCluster, read_clusters, write_clusters
 from phalanx.core.errors import NotFound, NotPermitted, TryLater, WaitTimedOut
 from phalanx.core.units import format_duration
 from phalanx.core.work.names import is_name
@@ -45,8 +45,8 @@ def login(url: str | None, name: str | None, browser: bool) -> None:
     The first login at a head with a CA of its own shows its fingerprint and asks; PHALANX_FINGERPRINT or PHALANX_CA answer that. The CA is saved too.
     """
     from phalanx.client import Client
-    from phalanx.client.tls import trusted_ca
-    from phalanx.client.transport import Transport
+    from phalanx.client.connection.tls import trusted_ca
+    from phalanx.client.connection.transport import Transport
     from phalanx.wire.head_url import check_encrypted
 
     saved = read_clusters()
@@ -79,7 +79,7 @@ def _accepted_ca(url: str) -> str:
         Unreachable: it does not know the head, and no one can be asked.
         NotPermitted: the user said no.
     """
-    from phalanx.client.tls import unknown_ca
+    from phalanx.client.connection.tls import unknown_ca
 
     found = unknown_ca(url)
     if found is None:

@@ -18,8 +18,8 @@ from phalanx.cli.tables import Column, table
 from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_bytes, parse_memory_bytes
-from phalanx.core.work.monthly_budget import parse_budget
 from phalanx.core.work.services.request_limits import RequestLimits, parse_weight
+from phalanx.core.work.usage.monthly_budget import parse_budget
 from phalanx.wire.api.people import ProjectView
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import NotFound
 from phalanx.core.resources import amount_time_text, quantity_text
 from phalanx.core.work.nearest_match import suggestion
-from phalanx.core.work.waste_terms import IdlePolicy, alarms_text
+from phalanx.core.work.usage.waste_terms import IdlePolicy, alarms_text
 from phalanx.user_files.queue_file import format_budget
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from phalanx.cli.cluster.systemd_unit import HEAD_UNIT, NODE_UNIT, unit_state
 from phalanx.cli.connection import PROBE_S, PROVIDER_ANSWER_S, connect
 from phalanx.cli.list_output import to_json
 from phalanx.cli.terminal import strip_control, terminal
-from phalanx.client.tls import fetch_ca
+from phalanx.client.connection.tls import fetch_ca
 from phalanx.core.errors import BadRequest, NotFound, NotSignedIn, PhalanxError, TryLater, Unreachable
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.fleet.node import NodeState

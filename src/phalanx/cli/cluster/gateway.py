@@ -17,7 +17,7 @@ from phalanx.core.errors import BadFile, BadRequest, PhalanxError
 from phalanx.core.units import parse_duration_s
 
 if TYPE_CHECKING:
-    from phalanx.client.transport import Transport
+    from phalanx.client.connection.transport import Transport
     from phalanx.gateway.head_link import GatewayHead
 
 _DURATION = GrammarType("TIME", parse_duration_s)
@@ -69,7 +69,7 @@ def gateway(
     The model is the name of the service; the API key is a token of Phalanx. The token of this command must be able to see all services, and to
     change those that shall start on demand.
     """
-    from phalanx.client.discovery import state_folder
+    from phalanx.client.connection.discovery import state_folder
     from phalanx.wire.head_url import is_loopback, joined_address
 
     try:

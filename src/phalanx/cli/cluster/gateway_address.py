@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Final
 
-from phalanx.client.discovery import state_folder
+from phalanx.client.connection.discovery import state_folder
 
 _FILE: Final = "gateway-url"
 _URL_MAX: Final = 300

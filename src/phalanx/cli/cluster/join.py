@@ -20,9 +20,9 @@ from phalanx.cli.cluster.join_command import print_join_command
 from phalanx.cli.cluster.state_folder import find_local_head, home_folder, is_alive
 from phalanx.cli.cluster.systemd_unit import NODE_UNIT, lasting_python, start_unit, system_node_unit, unit_state
 from phalanx.cli.connection import connect
-from phalanx.client.discovery import SYSTEM_NODE_FOLDER
-from phalanx.client.tls import certificate_error, fetch_ca
-from phalanx.client.transport import error_from_reply
+from phalanx.client.connection.discovery import SYSTEM_NODE_FOLDER
+from phalanx.client.connection.tls import certificate_error, fetch_ca
+from phalanx.client.connection.transport import error_from_reply
 from phalanx.core.errors import BadRequest, Conflict, NotSignedIn, TryLater, Unreachable
 from phalanx.core.ids import NodeId
 from phalanx.core.work.extras import parse_offers

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.cluster import mig, node_history, node_tests, power, reservations, spares, topology
+from phalanx.cli.cluster import mig, node_history, node_tests, power, reservations, spares
 from phalanx.cli.command_groups import list_group
 from phalanx.cli.completion import complete_nodes
 from phalanx.cli.connection import connect
@@ -20,6 +20,7 @@ from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.option_types import DURATION, HOSTS
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
+from phalanx.cli.topology import topology
 from phalanx.core.errors import BadRequest, NotFound, PhalanxError, Unreachable
 from phalanx.core.fleet.fitness import FULL_DISK, HEALTH_CHECK
 from phalanx.core.fleet.hostlist import expand_hostlist

@@ -20,7 +20,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.hostlist import expand_hostlist, fold_hostlist
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.units import format_duration
-from phalanx.core.work.begin_time import parse_begin_s
+from phalanx.core.work.job_file.begin_time import parse_begin_s
 from phalanx.wire.api.nodes import ReservationView, ReservedView
 
 # "maintenance-1201-2200", then with -2 ... -100; no more reservations start in the same minute

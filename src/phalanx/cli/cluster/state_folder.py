@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.client.discovery import lock_holder, state_folder
+from phalanx.client.connection.discovery import lock_holder, state_folder
 from phalanx.client.input_files import read_small_json
 
 

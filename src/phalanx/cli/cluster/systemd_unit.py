@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from phalanx.client.discovery import SYSTEM_HEAD_FOLDER, SYSTEM_NODE_FOLDER
+from phalanx.client.connection.discovery import SYSTEM_HEAD_FOLDER, SYSTEM_NODE_FOLDER
 
 HEAD_UNIT: Final = "phalanx-head.service"
 NODE_UNIT: Final = "phalanx-node.service"

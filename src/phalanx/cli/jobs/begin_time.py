@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.begin_time import parse_begin_s
+from phalanx.core.work.job_file.begin_time import parse_begin_s
 
 _CLOCK: Final = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 _DATE: Final = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{1,2}:\d{2}(?::\d{2})?))?", re.IGNORECASE)

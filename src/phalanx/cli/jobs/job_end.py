@@ -11,7 +11,7 @@ from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import WaitTimedOut
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState, code_beside
-from phalanx.core.work.on_end import END_NAME
+from phalanx.core.work.job_file.on_end import END_NAME
 from phalanx.wire.api.jobs import JobView
 
 if TYPE_CHECKING:

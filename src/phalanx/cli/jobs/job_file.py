@@ -1,4 +1,4 @@
-"""Parses job files (YAML 1.2) into the mapping of `core.work.request`, with the line of every key."""
+"""Parses job files (YAML 1.2) into the mapping of `core.work.job_file.request`, with the line of every key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.cli.yaml_file import read_yaml_file
-from phalanx.core.work.keys import KEY_KINDS, KEY_OF_SYNONYM, ValueKind
+from phalanx.core.work.job_file.keys import KEY_KINDS, KEY_OF_SYNONYM, ValueKind
 from phalanx.user_files.yaml_document import FLAG_WORDS, FileKind, YamlValue, parse_yaml
 
 _MISSING: Final = "for a command, write -- before it: phalanx run -- python train.py"

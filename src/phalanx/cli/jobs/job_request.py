@@ -20,9 +20,9 @@ from phalanx.cli.option_types import (
     PAIR,
 )
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.work.data_sources import DataMode
-from phalanx.core.work.keys import KEY_KINDS, InvalidKey
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.data_sources import DataMode
+from phalanx.core.work.job_file.keys import KEY_KINDS, InvalidKey
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.sbatch_scripts.het_components import ROLE_KEYS, slurm_settings
 from phalanx.core.work.secret import parse_secret_names
 from phalanx.core.work.spec import JobSpec

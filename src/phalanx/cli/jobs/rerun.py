@@ -18,10 +18,10 @@ from phalanx.cli.jobs.submit import submit_and_wait, wait_options
 from phalanx.cli.serve.services import find_service
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.work.array import format_indices, parse_array
-from phalanx.core.work.command_parameters import parameter_names, with_parameter
 from phalanx.core.work.job import JobState
-from phalanx.core.work.keys import KEY_KINDS, ValueKind
-from phalanx.core.work.request import command_of
+from phalanx.core.work.job_file.command_parameters import parameter_names, with_parameter
+from phalanx.core.work.job_file.keys import KEY_KINDS, ValueKind
+from phalanx.core.work.job_file.request import command_of
 from phalanx.core.work.sbatch_scripts.het_components import slurm_settings
 
 if TYPE_CHECKING:

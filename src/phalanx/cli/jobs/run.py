@@ -79,7 +79,7 @@ def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool
     try:
         # Imported after the submission, to start the job sooner.
         from phalanx.cli.jobs.job_follower import follow_job
-        from phalanx.core.work.launchers import known_task_count
+        from phalanx.core.work.job_file.launchers import known_task_count
 
         return follow_job(
             connect(FOLLOW_PATIENCE_S),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from phalanx.cli.errors import warn
 from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile, BadRequest, TooLarge
-from phalanx.core.work.request import VALUE_BYTES_MAX
+from phalanx.core.work.job_file.request import VALUE_BYTES_MAX
 from phalanx.core.work.sbatch_scripts.exported_variables import select_variables
 from phalanx.core.work.sbatch_scripts.fleet_fit import (
     NodeShape,
@@ -135,7 +135,7 @@ def script_mapping(
 
 def _head_of_views() -> str:
     """Return where the commands of Slurm find the head in the job: as the submitter does, by a folder or a URL, without a token."""
-    from phalanx.client.discovery import state_folder
+    from phalanx.client.connection.discovery import state_folder
 
     return os.environ.get("PHALANX_URL") or state_folder()
 

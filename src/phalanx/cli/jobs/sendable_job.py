@@ -64,7 +64,7 @@ def _send_copy(head: Client, spec: JobSpec) -> dict[str, object]:
 
 def _upload(head: Client, packed: WorkdirArchive, had_bytes: int) -> None:
     """Upload the archive with a progress bar, on from where an interrupted upload stopped."""
-    from phalanx.cli.jobs.transfer_progress import ProgressReader
+    from phalanx.cli.transfers.transfer_progress import ProgressReader
 
     bars: list[ProgressReader] = []
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from phalanx.core.accounting.usage_states import UsageState
-from phalanx.core.work.waste_terms import WasteKind
+from phalanx.core.work.usage.waste_terms import WasteKind
 
 _OF_NO_JOB: Final = (
     UsageState.FREE,

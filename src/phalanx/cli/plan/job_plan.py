@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.core.errors import BadRequest, NeverFits
-from phalanx.core.work.plan_key import layout_text
+from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.plans.records import PlanAnswer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Final
 from phalanx.cli import cells
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
-from phalanx.core.work.plan_key import layout_text
+from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.plans.amounts import (
     format_decimal_bytes,
     format_rounded,

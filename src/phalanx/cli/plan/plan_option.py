@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile, BadRequest, TooLarge
-from phalanx.core.work.keys import InvalidKey
+from phalanx.core.work.job_file.keys import InvalidKey
+from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.core.work.layouts.layout import layout_from_json
 from phalanx.core.work.nearest_match import suggestion
-from phalanx.core.work.plan_key import layout_text
 
 FILE_BYTES_MAX: Final = 4 << 20  # a saved plan has a few hundred KiB
 _SAVE_HINT: Final = "create one with phalanx plan MODEL --save FILE.json"

@@ -9,7 +9,7 @@ from phalanx.cli.report.report_kind import report_kind
 from phalanx.cli.report.report_table import ReportTable
 from phalanx.cli.report.usage import KEYS, hours_text, row_name, state_title
 from phalanx.cli.tables import Cell, Column
-from phalanx.core.work.waste_terms import WASTE_STATES
+from phalanx.core.work.usage.waste_terms import WASTE_STATES
 
 if TYPE_CHECKING:
     from phalanx.client import Client

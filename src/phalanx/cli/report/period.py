@@ -11,7 +11,7 @@ from typing import Final
 from phalanx.cli.option_types import GrammarType
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import parse_duration_s
-from phalanx.core.work.begin_time import parse_begin_s
+from phalanx.core.work.job_file.begin_time import parse_begin_s
 
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _MONTH: Final = re.compile(r"(\d{4})-(\d{2})", re.ASCII)

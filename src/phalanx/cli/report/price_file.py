@@ -21,8 +21,8 @@ from typing import Final
 
 from phalanx.cli.yaml_file import read_yaml_file
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.electricity import RATES_MAX
-from phalanx.core.work.price_list import PRICES_MAX, parse_currency, parse_price, parse_rate
+from phalanx.core.work.usage.electricity import RATES_MAX
+from phalanx.core.work.usage.price_list import PRICES_MAX, parse_currency, parse_price, parse_rate
 from phalanx.user_files.yaml_document import FileKind, YamlValue, parse_yaml
 
 KEYS: Final = ("gpu", "pool", "from", "per_gpu_hour", "source")

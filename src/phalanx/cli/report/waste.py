@@ -15,7 +15,7 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.hints import parse_hint
 from phalanx.core.units import format_duration
-from phalanx.core.work.waste_terms import WasteKind
+from phalanx.core.work.usage.waste_terms import WasteKind
 from phalanx.web.command_hints import render_hint
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.work.command_parameters import quoted_word
+from phalanx.core.work.job_file.command_parameters import quoted_word
 
 COMMAND: Final = "command"  # the user's own server
 

@@ -35,7 +35,7 @@ from phalanx.cli.serve.rollout_options import apply_service, rollout_options
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.units import format_duration
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.keys import KEY_KINDS
+from phalanx.core.work.job_file.keys import KEY_KINDS
 from phalanx.core.work.services.service_terms import (
     READY_TCP,
     READY_WITHIN_DEFAULT_S,

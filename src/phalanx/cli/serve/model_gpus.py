@@ -11,7 +11,7 @@ from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.units import GIB, format_bytes
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.services.model_memory import ModelNeeds, divides_heads, fewest_gpus, fits
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Final
 
-from phalanx.client.clusters import config_folder
+from phalanx.client.connection.clusters import config_folder
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.node.files.private_files import write_private
 

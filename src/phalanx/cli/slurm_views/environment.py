@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from phalanx.cli.slurm_views.main import SHELL_VARIABLE
-from phalanx.client.discovery import state_folder
+from phalanx.client.connection.discovery import state_folder
 from phalanx.node.slurm_compat.script_tools import VIEWS
 
 _MODULE: Final = "phalanx.cli.slurm_views.main"

@@ -58,7 +58,7 @@ def _view(name: str) -> Callable[[list[str]], int]:
 def _say_once(name: str) -> None:
     folder, mark = os.path.dirname(os.environ.get(BATCH_VARIABLE, "")), f"said-{name}"
     if not folder and os.environ.get(SHELL_VARIABLE):
-        from phalanx.client.discovery import state_folder
+        from phalanx.client.connection.discovery import state_folder
 
         folder, mark = os.path.join(state_folder(), "slurm-views"), f"said-{name}-{os.environ[SHELL_VARIABLE]}"
     if folder:

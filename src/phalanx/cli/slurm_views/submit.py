@@ -12,7 +12,7 @@ from phalanx.cli.jobs.job_request import job_request_of_sbatch
 from phalanx.cli.jobs.submit import submit_job
 from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile
-from phalanx.core.work.request import VALUE_BYTES_MAX
+from phalanx.core.work.job_file.request import VALUE_BYTES_MAX
 from phalanx.core.work.sbatch_scripts.sbatch import (
     parse_option_line,
     parse_script_options,

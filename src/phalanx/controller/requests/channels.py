@@ -13,8 +13,8 @@ from phalanx.core.state.events import MarkChannels, PutChannel, RemoveChannel, S
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import CHANNEL_MARKS, CHANNELS
 from phalanx.core.work.channel import JOB_MARKS, Channel
+from phalanx.core.work.job_file.notify import NotifyTargetKind, may_be_named, target_kind
 from phalanx.core.work.nearest_match import suggestion
-from phalanx.core.work.notify import NotifyTargetKind, may_be_named, target_kind
 from phalanx.core.work.users import Action
 
 CHANNELS_MAX: Final = 200  # each is compared with every line that is delivered

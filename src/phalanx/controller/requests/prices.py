@@ -12,8 +12,8 @@ from phalanx.core.state.events import PutPrices
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import PRICE_LISTS, PROJECTS
 from phalanx.core.state.reports import BudgetReached
-from phalanx.core.work.monthly_budget import cents_text
-from phalanx.core.work.price_list import PRICES
+from phalanx.core.work.usage.monthly_budget import cents_text
+from phalanx.core.work.usage.price_list import PRICES
 from phalanx.core.work.users import Action
 
 handlers: Final = RequestHandlers()

@@ -31,7 +31,7 @@ from phalanx.core.work.dependency import (
     array_element_id,
 )
 from phalanx.core.work.job import Job
-from phalanx.core.work.launchers import find_launcher, single_node_launcher
+from phalanx.core.work.job_file.launchers import find_launcher, single_node_launcher
 from phalanx.core.work.services.service_terms import ReplicaPosition
 from phalanx.core.work.sign_in import PROVIDER
 from phalanx.core.work.spec import JobSpec, LaunchMode

@@ -13,8 +13,8 @@ from itertools import groupby
 from typing import Final, NamedTuple, TypeVar
 
 from phalanx.core.accounting.months import month_of
-from phalanx.core.work.price_list import MICRO, GpuPrice, PriceBook
-from phalanx.core.work.usage_hour import UsageHour, UsageRow
+from phalanx.core.work.usage.price_list import MICRO, GpuPrice, PriceBook
+from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
 
 K = TypeVar("K")
 HOUR_US: Final = 3_600_000_000

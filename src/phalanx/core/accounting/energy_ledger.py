@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from phalanx.core.accounting.state_ledger import HOUR_MS, Account
 from phalanx.core.ids import NodeId
-from phalanx.core.work.usage_hour import CountedMeter
+from phalanx.core.work.usage.usage_hour import CountedMeter
 
 POWER_MAX_W: Final = 10_000
 """A difference above so much power is no measurement. The highest board power in `planner/facts/tables/gpus.csv` is below 1,500 W."""

@@ -9,8 +9,8 @@ from typing import Final
 
 from phalanx.core.accounting.energy_ledger import EnergySource
 from phalanx.core.accounting.usage_report import UsageKey, row_key
-from phalanx.core.work.electricity import ElectricityRate
-from phalanx.core.work.usage_hour import UsageHour, UsageRow
+from phalanx.core.work.usage.electricity import ElectricityRate
+from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
 
 KWH_MJ: Final = 3_600_000_000  # millijoules
 _PUE: Final = 1000  # `ElectricityRate` counts thousandths

@@ -13,8 +13,8 @@ from typing import Final
 
 from phalanx.core.accounting.cost_report import priced, to_cents
 from phalanx.core.accounting.months import DAY_S, month_bounds_s, month_of
-from phalanx.core.work.price_list import HOUR_S, PriceBook
-from phalanx.core.work.usage_hour import UsageHour
+from phalanx.core.work.usage.price_list import HOUR_S, PriceBook
+from phalanx.core.work.usage.usage_hour import UsageHour
 
 WINDOW_S: Final = 7 * DAY_S
 """A week has the same mix of workdays and weekends as the next one."""

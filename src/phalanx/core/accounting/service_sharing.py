@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from phalanx.core.work.services.service_use import ServiceUse, ServiceUseHour
-from phalanx.core.work.usage_hour import UsageHour, UsageRow
+from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
 
 
 class Payer(NamedTuple):

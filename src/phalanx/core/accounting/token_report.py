@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from phalanx.core.accounting.cost_report import Amount, priced
 from phalanx.core.accounting.service_sharing import share_rows
-from phalanx.core.work.price_list import PriceBook
 from phalanx.core.work.services.service_use import COUNTS, ServiceUse, ServiceUseHour
-from phalanx.core.work.usage_hour import UsageHour
+from phalanx.core.work.usage.price_list import PriceBook
+from phalanx.core.work.usage.usage_hour import UsageHour
 
 
 @dataclass(slots=True, kw_only=True)

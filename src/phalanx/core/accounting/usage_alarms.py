@@ -13,7 +13,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.work.job import Job
-from phalanx.core.work.waste_terms import WasteKind
+from phalanx.core.work.usage.waste_terms import WasteKind
 
 PAUSE_S: Final = 60.0  # a spell survives so long without its state
 PAUSE_PART: Final = 0.1  # but at most this part of its threshold, so that a short threshold is not met by a pause

@@ -8,7 +8,7 @@ from typing import Final
 
 from phalanx.core.accounting.usage_report import UsageKey, UsageSum, sum_usage
 from phalanx.core.work.channel import Message
-from phalanx.core.work.usage_hour import UsageHour
+from phalanx.core.work.usage.usage_hour import UsageHour
 
 _US_PER_HOUR: Final = 3_600_000_000  # GPU-microseconds
 _WASTED: Final = ("idle", "unoccupied", "hung", "lost")

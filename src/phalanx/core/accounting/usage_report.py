@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from phalanx.core.work.usage_hour import UsageHour, UsageRow
+from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
 
 
 class UsageKey(enum.StrEnum):

@@ -10,7 +10,7 @@ from phalanx.core.accounting.usage_alarms import WasteSighting
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.resources import MILLI_PER_DEVICE
 from phalanx.core.work.job import Job
-from phalanx.core.work.waste_terms import WasteKind
+from phalanx.core.work.usage.waste_terms import WasteKind
 
 QUARTER: Final = "1/4"
 CPUS_PER_GPU: Final = (

@@ -45,7 +45,7 @@ class Cordon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldDataset:
-    """A complete copy of a dataset on a node. `key`: `core.work.data_sources.dataset_key`; `bytes_per_s`: how fast it was copied, 0 if unknown."""
+    """A complete copy of a dataset on a node. `key`: `core.work.job_file.data_sources.dataset_key`; `bytes_per_s`: how fast it was copied, 0 if unknown."""
 
     key: str
     size_bytes: int

@@ -52,9 +52,9 @@ from phalanx.core.state.plan import (
     WaitReason,
 )
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.data_sources import staged_keys
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job, JobState, WaitReasonCode
+from phalanx.core.work.job_file.data_sources import staged_keys
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.reservation import Reservation
 

@@ -21,7 +21,7 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.scheduling.shape import WHOLE_FLEET, Shape, preferred_shape
 from phalanx.core.work.gang_topology import LINK_LEVEL
 from phalanx.core.work.gpus import GpuRequest, map_choices
-from phalanx.core.work.plan_key import planned_layout, tensor_span
+from phalanx.core.work.job_file.plan_key import planned_layout, tensor_span
 from phalanx.core.work.spec import (
     JobSpec,
     LaunchMode,

@@ -26,8 +26,6 @@ from phalanx.core.state.reports import Report
 from phalanx.core.work.channel import Channel, ChannelMark
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.monthly_budget import MonthlyBudget
-from phalanx.core.work.price_list import PriceList
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
@@ -36,6 +34,8 @@ from phalanx.core.work.services.service import Service
 from phalanx.core.work.services.service_use import ServiceUseHour
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.core.work.spec import JobSpec
+from phalanx.core.work.usage.monthly_budget import MonthlyBudget
+from phalanx.core.work.usage.price_list import PriceList
 from phalanx.core.work.users import Identity, Token, User, UserRole
 
 A_co = TypeVar("A_co", covariant=True)

@@ -25,11 +25,9 @@ from phalanx.core.ids import (
     UserId,
 )
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.attempt_use import AttemptUse
 from phalanx.core.work.channel import Channel, ChannelMark
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job
-from phalanx.core.work.price_list import PriceList
 from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetentionPolicy
@@ -37,7 +35,9 @@ from phalanx.core.work.secret import Secret
 from phalanx.core.work.services.service import Revision, Service
 from phalanx.core.work.services.service_use import GatewayMark, ServiceUseHour
 from phalanx.core.work.sign_in import SignInSettings
-from phalanx.core.work.usage_hour import UsageHour, UsageMark
+from phalanx.core.work.usage.attempt_use import AttemptUse
+from phalanx.core.work.usage.price_list import PriceList
+from phalanx.core.work.usage.usage_hour import UsageHour, UsageMark
 from phalanx.core.work.users import Token, User
 
 K = TypeVar("K")

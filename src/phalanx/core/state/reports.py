@@ -22,14 +22,14 @@ from phalanx.core.ids import (
     UserId,
 )
 from phalanx.core.work.attempt import EndCause, TaskExit
-from phalanx.core.work.attempt_use import AttemptUse
 from phalanx.core.work.job import PublishedCheckpoint
-from phalanx.core.work.monthly_budget import BudgetWarning, MonthlyBudget
 from phalanx.core.work.pace import StepPace
 from phalanx.core.work.seats import Seat
 from phalanx.core.work.services.service_load import ServiceLoad
-from phalanx.core.work.usage_hour import UsageHour, UsageMark
-from phalanx.core.work.waste_terms import WasteKind
+from phalanx.core.work.usage.attempt_use import AttemptUse
+from phalanx.core.work.usage.monthly_budget import BudgetWarning, MonthlyBudget
+from phalanx.core.work.usage.usage_hour import UsageHour, UsageMark
+from phalanx.core.work.usage.waste_terms import WasteKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,10 @@ from typing import Final
 
 from phalanx.core.ids import ProjectId, QueueId, UserId
 from phalanx.core.resources import GPUS, Resources
-from phalanx.core.work.monthly_budget import BudgetWarning, MonthlyBudget
 from phalanx.core.work.services.request_limits import NO_REQUEST_LIMITS, RequestLimits
 from phalanx.core.work.share import MILLI_PER_DEVICE
-from phalanx.core.work.waste_terms import ALARM_AFTER_S, IdleAction, IdlePolicy, WasteKind
+from phalanx.core.work.usage.monthly_budget import BudgetWarning, MonthlyBudget
+from phalanx.core.work.usage.waste_terms import ALARM_AFTER_S, IdleAction, IdlePolicy, WasteKind
 
 BUDGET_PERIOD_S: Final = 30 * 86400.0
 FAIR_HALF_LIFE_S: Final = 7 * 86400.0  # the usual PriorityDecayHalfLife of Slurm, by its documentation and most sites

@@ -9,15 +9,15 @@ from typing import Final
 from phalanx.core.ids import NodeId
 from phalanx.core.resources import Extras, Resources
 from phalanx.core.work.allocation import NodeGrant
-from phalanx.core.work.data_sources import DataMode
 from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.notify import NotifyTerms
-from phalanx.core.work.on_end import OnEnd
-from phalanx.core.work.requirements import NO_REQUIREMENTS
+from phalanx.core.work.job_file.data_sources import DataMode
+from phalanx.core.work.job_file.notify import NotifyTerms
+from phalanx.core.work.job_file.on_end import OnEnd
+from phalanx.core.work.job_file.requirements import NO_REQUIREMENTS
+from phalanx.core.work.job_file.software import NO_SOFTWARE, Software
+from phalanx.core.work.job_file.web_ports import WebPort
 from phalanx.core.work.services.service_terms import ServiceTerms
-from phalanx.core.work.software import NO_SOFTWARE, Software
-from phalanx.core.work.web_ports import WebPort
 
 GRACE_DEFAULT_S: Final = 30.0  # SIGTERM to SIGKILL; the default of Slurm's KillWait and Kubernetes' grace period
 COLLECTIVE_TIMEOUT_DEFAULT_S: Final = 600.0  # torch.distributed's own default for NCCL
@@ -129,7 +129,7 @@ class JobSpec:
         array_max: elements that may run at once; None for all.
         begin_s: not started before this Unix time; None for at once.
         reservation: started only inside this reservation; "" for none.
-        plan: how its model is split: "" if not given, "auto" if the ranks choose, or a layout as `core.work.plan_key` writes it.
+        plan: how its model is split: "" if not given, "auto" if the ranks choose, or a layout as `core.work.job_file.plan_key` writes it.
         nodelist: placed only on these nodes; empty for any. exclude: never on these.
         slurm: settings of an `#SBATCH` script that its nodes need (`core.work.sbatch_job`); empty for any other job.
         saves_on_stop: the command saves when it is asked to stop (phalanx.torch does), so that a stop loses no work.

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from phalanx.core.work.gpus import GPU_KINDS_MAX
-from phalanx.core.work.keys import InvalidKey
+from phalanx.core.work.job_file.keys import InvalidKey
 
 _MODEL: Final = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 _RATIO_MAX: Final = 1e6  # between two models: past any hardware; bounds a typo

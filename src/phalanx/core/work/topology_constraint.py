@@ -7,7 +7,7 @@ from dataclasses import replace
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.topology import LEVELS, NODE_LEVEL
 from phalanx.core.work.gpus import GpuRequest, map_choices
-from phalanx.core.work.keys import InvalidKey
+from phalanx.core.work.job_file.keys import InvalidKey
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.core.work.spec import JobSpec, TopologyConstraint
 

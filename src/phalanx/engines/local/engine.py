@@ -31,8 +31,8 @@ from phalanx.engines.local import records
 from phalanx.engines.local.records import StartedNode
 from phalanx.failpoints import around
 from phalanx.node.files import job_accounts
-from phalanx.node.logic.environment import HEAD_ONLY_VARIABLES
 from phalanx.node.logic.operator_hooks import HOOKS_VARIABLE
+from phalanx.node.logic.variables.environment import HEAD_ONLY_VARIABLES
 from phalanx.node.processes.proctable import ProcessIdentity, alive, identity
 from phalanx.node.processes.sweeps import sweep_node
 from phalanx.ports.engine import Admission, Discovery, LocalNode

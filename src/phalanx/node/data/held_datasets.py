@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from phalanx.core.fleet.node import DATASETS_MAX, HeldDataset
-from phalanx.core.work.data_sources import dataset_key
+from phalanx.core.work.job_file.data_sources import dataset_key
 from phalanx.node.data.dataset_cache import DatasetCache
 from phalanx.node.data.stored_dataset import ABOUT_FILE, StagedCopy, read_text
 

@@ -17,7 +17,7 @@ from phalanx.node.data import checkpoint_objects, output_objects
 from phalanx.node.data.sources import ObjectsRefused, SourceUnavailable
 from phalanx.node.logic.dataset import DatasetInvalid
 from phalanx.node.logic.output_mask import OutputMasker
-from phalanx.node.logic.secret_variables import only_secrets
+from phalanx.node.logic.variables.secret_variables import only_secrets
 from phalanx.wire.manifest import CheckpointInvalid
 
 _lock: Final = threading.Lock()

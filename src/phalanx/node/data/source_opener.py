@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from phalanx.core.work.data_sources import local_path
+from phalanx.core.work.job_file.data_sources import local_path
 from phalanx.node.data.plain_sources import FolderSource, HttpFileSource, HubSource
 from phalanx.node.data.sources import DataSource
 

@@ -24,7 +24,7 @@ from phalanx.node.data.staging import Staging, StagingProgress
 from phalanx.node.data.stored_dataset import StoredDataset, is_unchanged
 from phalanx.node.logic.dataset import Dataset, DatasetInvalid
 from phalanx.node.logic.output_mask import OutputMasker
-from phalanx.node.logic.secret_variables import only_secrets
+from phalanx.node.logic.variables.secret_variables import only_secrets
 
 _SAY_EVERY_S: Final = 10.0  # lines in the job's log; `show` has newer numbers
 _LIST_TRIES: Final = 5

@@ -13,7 +13,8 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.sbatch_scripts.sbatch import split_components
-from phalanx.node.logic.slurm_variables import (
+from phalanx.node.logic.srun_options import SrunRequest, parse_srun, plan_step
+from phalanx.node.logic.variables.slurm_variables import (
     OPTION_VARIABLES,
     SlurmBatchJob,
     SlurmStep,
@@ -22,7 +23,6 @@ from phalanx.node.logic.slurm_variables import (
     node_list,
     step_variables,
 )
-from phalanx.node.logic.srun_options import SrunRequest, parse_srun, plan_step
 
 _GROUP: Final = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 # Variables that the script and the tasks of a heterogeneous job have for each component only.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.node.logic.secret_variables import secret_names
+from phalanx.node.logic.variables.secret_variables import secret_names
 
 OWNER_LABEL: Final = "phalanx.owner"
 # Many images have no bash.

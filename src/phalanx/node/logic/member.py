@@ -27,7 +27,6 @@ from phalanx.core.state.reports import (
 )
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.attempt import TIME_LIMIT_NOTE, TaskExit
-from phalanx.node.logic import rendezvous
 from phalanx.node.logic.actions import (
     AppendNote,
     CallSleepHook,
@@ -62,6 +61,7 @@ from phalanx.node.logic.events import (
 from phalanx.node.logic.lease import NS_PER_S, may_thaw
 from phalanx.node.logic.local_copies import head_stores_checkpoints
 from phalanx.node.logic.utf8 import replace_invalid_utf8
+from phalanx.node.logic.variables import rendezvous
 from phalanx.wire.rank import RankStopReason
 
 LINGER_S: Final = 2.0  # time for child processes of ended tasks (a logger, a data loader) to end by themselves

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.requirements import LOCK_FILE, PROJECT_FILE
+from phalanx.core.work.job_file.requirements import LOCK_FILE, PROJECT_FILE
 
 REQUIREMENTS_FILE: Final = "requirements.txt"
 VENVS_BYTES_MAX: Final = 50 << 30  # seven environments with their own torch and CUDA, 7 GB each

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from phalanx.core.state.commands import PrepareTasks
-from phalanx.core.work.launchers import MPI_LAUNCHERS, count_logical_lines, find_launcher, split_commands
+from phalanx.core.work.job_file.launchers import MPI_LAUNCHERS, count_logical_lines, find_launcher, split_commands
 from phalanx.core.work.spec import LaunchMode
 
 _MPI_LIBRARIES: Final = ("libmpi.so", "libmpich.so", "libmpi_cxx.so", "libmpi_mpifh.so", "libmpifort.so")

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from phalanx.core.work.nearest_match import suggestion
-from phalanx.node.logic.environment import is_set_by_phalanx
 from phalanx.node.logic.requirements import activated
+from phalanx.node.logic.variables.environment import is_set_by_phalanx
 
 _OF_THE_SHELL: Final = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 _LISTED_MAX: Final = 8  # names in one line of `phalanx show`

@@ -12,8 +12,8 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.work.nearest_match import nearest_match
-from phalanx.node.logic.slurm_variables import SlurmBatchJob, SlurmStep, tasks_per_node
 from phalanx.node.logic.step_containers import CONTAINER_FLAGS, CONTAINER_OPTIONS
+from phalanx.node.logic.variables.slurm_variables import SlurmBatchJob, SlurmStep, tasks_per_node
 
 # long name -> short name, and what it does here
 _VALUES: Final = {

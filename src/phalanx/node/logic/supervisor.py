@@ -26,7 +26,6 @@ from phalanx.core.state.commands import (
 )
 from phalanx.core.state.reports import MemberRefused, MemberStopped, NodeDied
 from phalanx.node.logic import member as members
-from phalanx.node.logic import rendezvous
 from phalanx.node.logic.actions import (
     AppendNote,
     ExitSupervisor,
@@ -63,6 +62,7 @@ from phalanx.node.logic.events import (
 from phalanx.node.logic.lease import Lease
 from phalanx.node.logic.member import LocalMember, MemberPhase, MemberTransition, StepClock
 from phalanx.node.logic.utf8 import replace_invalid_utf8
+from phalanx.node.logic.variables import rendezvous
 
 STOPPED_GENERATIONS_MAX: Final = (
     20_000  # ended jobs stored to reject late commands; the head's mailboxes hold far fewer

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from phalanx.node.gang.job_link import JobLink, LinkClosed, NotInJob, open_link
-from phalanx.node.logic.mpi_variables import changed_variables
-from phalanx.node.logic.secret_variables import without_secrets
+from phalanx.node.logic.variables.mpi_variables import changed_variables
+from phalanx.node.logic.variables.secret_variables import without_secrets
 from phalanx.node.mpi.launch_order import LAUNCH_STEP, launch_folder, read_launch_order, read_start_environment
 
 _DIAL_S: Final = 10.0

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from phalanx.core.work.launchers import MPI_LAUNCHERS, find_launcher
+from phalanx.core.work.job_file.launchers import MPI_LAUNCHERS, find_launcher
 from phalanx.node.gang.gang_host import GangHost, serve_gang_node
 from phalanx.node.gang.job_link import JobLink, LinkClosed, NotInJob
 from phalanx.node.gang.step_tasks import StepTasks, shell_exit_code

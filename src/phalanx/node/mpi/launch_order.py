@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from phalanx.node.gang.job_link import NotInJob
-from phalanx.node.logic.secret_variables import without_secrets
+from phalanx.node.logic.variables.secret_variables import without_secrets
 
 LAUNCH_VARIABLE: Final = "PHALANX_LAUNCH"
 LAUNCH_STEP: Final = "phalanx-launch"

@@ -8,8 +8,8 @@ import sys
 from typing import Final
 
 from phalanx.node.files.job_accounts import open_for_writing
-from phalanx.node.logic.mpi_variables import node_names
-from phalanx.node.logic.rendezvous import side_port
+from phalanx.node.logic.variables.mpi_variables import node_names
+from phalanx.node.logic.variables.rendezvous import side_port
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.mpi.launch_order import LAUNCH_STEP, LAUNCH_VARIABLE, LaunchOrder, order_to_json
 

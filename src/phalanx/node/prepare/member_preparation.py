@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.fleet.fitness import BadLink
-from phalanx.core.work.data_sources import DataMode
 from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.core.work.job_file.data_sources import DataMode
 from phalanx.core.work.share import DeviceShare, ShareKind
 from phalanx.node.data.held_datasets import HeldDatasets
 from phalanx.node.files import workdir_upload
@@ -29,18 +29,19 @@ from phalanx.node.files.job_accounts import (
 )
 from phalanx.node.files.preparation_error import PreparationFailed
 from phalanx.node.head_link.head_connection import HeadAccess, HeadUnavailable, RequestRejected
-from phalanx.node.logic import environment, local_copies
+from phalanx.node.logic import local_copies
 from phalanx.node.logic.accounts import login_environment
-from phalanx.node.logic.environment import MemberFolders, NodeContext
 from phalanx.node.logic.events import MemberPrepared, MemberStartFailed
 from phalanx.node.logic.images import RuntimeKind
 from phalanx.node.logic.local_copies import checkpoints_folder, outputs_folder
-from phalanx.node.logic.mpi_variables import colon_hostfile, needs_agent, slots_hostfile
 from phalanx.node.logic.operator_hooks import HooksInvalid
 from phalanx.node.logic.output_mask import OutputMasker
 from phalanx.node.logic.requirements import names_python_by_path
 from phalanx.node.logic.step_containers import runs_images
 from phalanx.node.logic.utf8 import replace_invalid_utf8
+from phalanx.node.logic.variables import environment
+from phalanx.node.logic.variables.environment import MemberFolders, NodeContext
+from phalanx.node.logic.variables.mpi_variables import colon_hostfile, needs_agent, slots_hostfile
 from phalanx.node.logic.warm_start import parse_warm_command
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.member.rank_reports import RankReport

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.requirements import LOCK_FILE, PROJECT_FILE
+from phalanx.core.work.job_file.requirements import LOCK_FILE, PROJECT_FILE
 from phalanx.durable_files import replace_file
 from phalanx.node.files.folder_cache import FolderCache
 from phalanx.node.logic.requirements import (

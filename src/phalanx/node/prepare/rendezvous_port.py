@@ -7,7 +7,7 @@ import socket
 from typing import Final
 
 from phalanx.node.files.preparation_error import PreparationFailed
-from phalanx.node.logic.rendezvous import side_port
+from phalanx.node.logic.variables.rendezvous import side_port
 from phalanx.node.probes.link_probe import PORT_FIRST, PORT_LAST
 
 _PORT_TRIES: Final = 200

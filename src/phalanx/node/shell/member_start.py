@@ -11,13 +11,13 @@ from phalanx.node.diagnosis import failure_evidence
 from phalanx.node.files.job_accounts import acting_as
 from phalanx.node.files.preparation_error import PreparationFailed
 from phalanx.node.head_link.head_connection import RequestRejected
-from phalanx.node.logic import environment, rendezvous
 from phalanx.node.logic.actions import SpawnTasks
 from phalanx.node.logic.events import MemberStartFailed, TasksSpawned
 from phalanx.node.logic.hang_detector import HangDetector
 from phalanx.node.logic.local_copies import has_local_checkpoints
-from phalanx.node.logic.mpi_variables import needs_agent
 from phalanx.node.logic.step_containers import runs_images
+from phalanx.node.logic.variables import environment, rendezvous
+from phalanx.node.logic.variables.mpi_variables import needs_agent
 from phalanx.node.logic.warm_start import parse_warm_command
 from phalanx.node.member.member_runtime import MemberRuntime, rank_task_id
 from phalanx.node.mpi.mpi_rank import mpi_command

@@ -32,16 +32,16 @@ from phalanx.node.logic.het_steps import (
     plan_parts,
     script_variables,
 )
-from phalanx.node.logic.rank_variables import RANK_VARIABLES
-from phalanx.node.logic.slurm_variables import (
-    SlurmBatchJob,
-    SlurmBatchNode,
-    expand_file_pattern,
-)
 from phalanx.node.logic.srun_options import (
     SrunRequest,
     exported_environment,
     step_hostname,
+)
+from phalanx.node.logic.variables.rank_variables import RANK_VARIABLES
+from phalanx.node.logic.variables.slurm_variables import (
+    SlurmBatchJob,
+    SlurmBatchNode,
+    expand_file_pattern,
 )
 from phalanx.node.mpi.step_worlds import WORLD_VARIABLES, FenceCollector
 from phalanx.node.slurm_compat.node_context import BatchNodeContext, handle_order

@@ -19,8 +19,8 @@ from phalanx.core.work.sbatch_scripts.het_components import read_components, slu
 from phalanx.node.files.job_accounts import open_for_writing
 from phalanx.node.gang.job_link import BATCH_VARIABLE
 from phalanx.node.logic.het_steps import components_of
-from phalanx.node.logic.slurm_variables import SlurmBatchJob, SlurmBatchNode
 from phalanx.node.logic.step_containers import StepContainers
+from phalanx.node.logic.variables.slurm_variables import SlurmBatchJob, SlurmBatchNode
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.slurm_compat.script_tools import TOOLS, with_tools_after_profile
 

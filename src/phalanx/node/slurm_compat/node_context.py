@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.node.gang.step_tasks import StepTasks
-from phalanx.node.logic.mpi_variables import IN_PID_NAMESPACES
-from phalanx.node.logic.secret_variables import only_secrets
 from phalanx.node.logic.step_containers import ContainerStart, StepContainers, container_start
+from phalanx.node.logic.variables.mpi_variables import IN_PID_NAMESPACES
+from phalanx.node.logic.variables.secret_variables import only_secrets
 from phalanx.node.mpi.step_worlds import StepWorlds
 
 _REFUSED: Final = 1  # exit code of a task whose container cannot be started

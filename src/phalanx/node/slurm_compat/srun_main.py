@@ -21,9 +21,9 @@ from phalanx.node.gang.job_link import (
     read_batch_order,
 )
 from phalanx.node.logic.het_steps import parse_sruns
-from phalanx.node.logic.secret_variables import without_secrets
-from phalanx.node.logic.slurm_variables import SlurmBatchJob, expand_file_pattern
 from phalanx.node.logic.srun_options import SrunRequest
+from phalanx.node.logic.variables.secret_variables import without_secrets
+from phalanx.node.logic.variables.slurm_variables import SlurmBatchJob, expand_file_pattern
 from phalanx.node.slurm_compat.batch_main import decode_batch
 
 _FAILED: Final = 1

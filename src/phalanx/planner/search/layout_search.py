@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.core.work.layouts.layout import Layout, Recompute
-from phalanx.core.work.plan_key import layout_text
 from phalanx.planner.cost.memory import MemoryEstimate, estimate_memory
 from phalanx.planner.cost.step_time import StepTimeCalculator, TrainingMethod
 from phalanx.planner.search.candidates import (

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Final
 
 from phalanx.core.errors import BadFile
-from phalanx.core.work.keys import KEY_KINDS
+from phalanx.core.work.job_file.keys import KEY_KINDS
 from phalanx.core.work.sbatch_scripts.sbatch import is_sbatch_script
 from phalanx.core.work.sbatch_scripts.script_file import script_job_file
 from phalanx.user_files.job_imports.dstack_run import DSTACK_TYPES, OTHER_TYPES, import_dstack_run

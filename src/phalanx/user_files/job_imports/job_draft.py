@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from phalanx.core.errors import BadFile, PhalanxError
-from phalanx.core.work.keys import KEY_KINDS
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.keys import KEY_KINDS
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.user_files.yaml_document import YamlValue
 
 SourcePath = tuple[str | int, ...]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from phalanx.core.work.data_sources import local_path
+from phalanx.core.work.job_file.data_sources import local_path
 from phalanx.user_files.job_imports.job_draft import JobDraft, SourcePath
 
 _MEMORY_ONLY: Final = re.compile(r"([0-9]{1,6})\s*gb?\+?", re.IGNORECASE)

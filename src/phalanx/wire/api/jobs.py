@@ -309,7 +309,7 @@ class JobList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job mapping: the keys of a job file (docs/jobfile), checked by `core.work.request.spec_from_mapping` alone.
+    """A job mapping: the keys of a job file (docs/jobfile), checked by `core.work.job_file.request.spec_from_mapping` alone.
 
     It documents the API; a value may have any type that a job file allows for its key.
     """

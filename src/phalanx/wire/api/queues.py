@@ -7,12 +7,12 @@ import msgspec
 from phalanx.core.ids import QueueId
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import BUDGET_PERIOD_S
-from phalanx.core.work.waste_terms import IDLE_STATES, IdleAction, WasteKind
+from phalanx.core.work.usage.waste_terms import IDLE_STATES, IdleAction, WasteKind
 from phalanx.wire.api.jobs import ImpossibleJobView
 
 
 class IdleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An idle policy: as `core.work.waste_terms.IdlePolicy`."""
+    """An idle policy: as `core.work.usage.waste_terms.IdlePolicy`."""
 
     action: IdleAction
     after_s: float = 0.0

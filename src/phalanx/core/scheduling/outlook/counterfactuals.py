@@ -30,14 +30,14 @@ from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.units import format_duration
 from phalanx.core.work.gpus import GPU_KINDS_MAX, GpuRequest
 from phalanx.core.work.job import Job, WaitReasonCode
-from phalanx.core.work.launchers import single_node_launcher
+from phalanx.core.work.job_file.launchers import single_node_launcher
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas.quota_tree import QuotaRefusal
 from phalanx.core.work.spec import LaunchMode
 
 CHANGES_MAX: Final = 5  # changes reported
 WAITED_JOBS_MAX: Final = 16  # jobs to wait for that are reported as a change; if there are more, see `blockers`
-PRIORITY_MAX: Final = 10_000  # the limit for a job's priority (core.work.request)
+PRIORITY_MAX: Final = 10_000  # the limit for a job's priority (core.work.job_file.request)
 TIME_LIMIT_MARGIN_S: Final = 120.0  # a suggested time limit ends this long before the reserved time begins
 _WAITS_OUTSIDE_QUEUE: Final = (
     WaitReasonCode.HELD,

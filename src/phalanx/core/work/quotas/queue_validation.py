@@ -13,7 +13,7 @@ from phalanx.core.units import format_duration
 from phalanx.core.work.extras import EXTRAS_MAX, check_extra_name
 from phalanx.core.work.gpus import GPUS_MAX
 from phalanx.core.work.queue import Amounts, Queue
-from phalanx.core.work.waste_terms import OF_QUEUES, POLICY_STATES, IdleAction
+from phalanx.core.work.usage.waste_terms import OF_QUEUES, POLICY_STATES, IdleAction
 
 QUEUES_MAX: Final = 10_000  # each is shown and sent; no known site has a tenth of that
 TREE_DEPTH_MAX: Final = 8  # bounds the cost of every start; the deepest known trees of Slurm and Kueue have five

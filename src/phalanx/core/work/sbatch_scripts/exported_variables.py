@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from phalanx.core.work.request import VALUE_BYTES_MAX
+from phalanx.core.work.job_file.request import VALUE_BYTES_MAX
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Variables of this shell or machine, or set by Phalanx itself: not exported.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from phalanx.core.errors import BadFile
-from phalanx.core.work.keys import KEY_KINDS
-from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.job_file.keys import KEY_KINDS
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.sbatch_scripts.sbatch_job import SCRIPT_KEY, convert_script
 
 _EXPORT: Final = (

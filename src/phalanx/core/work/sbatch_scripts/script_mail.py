@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from phalanx.core.work.notify import TARGETS_MAX, NotifyEvent, is_mail_address
+from phalanx.core.work.job_file.notify import TARGETS_MAX, NotifyEvent, is_mail_address
 from phalanx.core.work.sbatch_scripts.sbatch import ParsedOption
 from phalanx.core.work.sbatch_scripts.script_options import ScriptOptions
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.work.job_keys import job_keys
+from phalanx.core.work.job_file.job_keys import job_keys
 from phalanx.core.work.spec import JobSpec
 
 _VALUE_MAX: Final = 200  # characters of a value

@@ -9,7 +9,7 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import exact_duration, parse_duration_s
-from phalanx.core.work.keys import InvalidKey
+from phalanx.core.work.job_file.keys import InvalidKey
 
 WHOLE: Final = 1000  # all sessions, in thousandths
 STEP_DEFAULT_S: Final = 30.0

@@ -9,7 +9,7 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import exact_duration, parse_duration_s
-from phalanx.core.work.keys import InvalidKey
+from phalanx.core.work.job_file.keys import InvalidKey
 
 IDLE_DEFAULT_S: Final = 600.0
 IDLE_MIN_S: Final = 10.0  # below it, two requests with a pause would cost a start

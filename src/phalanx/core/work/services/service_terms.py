@@ -10,7 +10,7 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import NodeId, ServiceId
 from phalanx.core.units import parse_duration_s
-from phalanx.core.work.keys import InvalidKey
+from phalanx.core.work.job_file.keys import InvalidKey
 from phalanx.core.work.services.rollout_terms import RolloutTerms, parse_rollout_terms
 from phalanx.core.work.services.scale_terms import ScaleTerms, parse_scale_terms
 

@@ -1,0 +1,1 @@
+"""Routes of users, sign-in, secrets and the audit trail."""

@@ -1,0 +1,1 @@
+"""Routes of use, energy and cost."""

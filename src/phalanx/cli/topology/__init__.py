@@ -1,0 +1,1 @@
+"""Commands that measure, draw and load the network's topology."""

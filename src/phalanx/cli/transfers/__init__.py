@@ -1,0 +1,1 @@
+"""How commands fetch outputs of jobs, with their progress, also after an interruption."""

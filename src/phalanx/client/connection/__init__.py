@@ -1,0 +1,1 @@
+"""How a client finds and reaches a head."""

@@ -1,0 +1,1 @@
+"""What the controller counts: use, energy, hours, budgets."""

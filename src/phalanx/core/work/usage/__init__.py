@@ -1,0 +1,1 @@
+"""What use costs and how it is judged: prices, budgets, hours, electricity, waste."""

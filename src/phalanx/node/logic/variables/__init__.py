@@ -1,0 +1,1 @@
+"""The variables that processes of a job get."""
