@@ -164,6 +164,21 @@ def test_nobody_loses_what_is_his_right(queues, fleet, moves, one, other, gpus):
         assert tree.is_entitled(claimant, Resources(gpus))
 
 
+@given(trees(), st.integers(0, 30), steps, st.integers(0, 7), sizes.filter(bool))
+@settings(max_examples=examples(150), deadline=None)
+def test_what_would_be_owed_is_what_could_be_reclaimed_at_once(queues, fleet, moves, pick, gpus):
+    tree = QuotaTree(queues, Resources(fleet * GPU))
+    borrower = tree.job_node(queues[pick % len(queues)].id)
+    for owner, user, held in play(tree, queues, moves):
+        node = tree.job_node(owner)
+        owes = tree.would_owe(borrower, node, Resources(gpus))
+        tree.remove_running(node, user, Resources(held))
+        tree.add_running(borrower, "w", Resources(gpus))
+        assert owes == tree.is_reclaimable(borrower, node, Resources(held))
+        tree.remove_running(borrower, "w", Resources(gpus))
+        tree.add_running(node, user, Resources(held))
+
+
 uses = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 8), st.floats(0.0, 2e6), st.floats(0.0, 2e6)), max_size=12)
 
 

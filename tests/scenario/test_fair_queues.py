@@ -232,6 +232,25 @@ def test_a_reclaimed_place_is_not_fought_over():
     assert sum(len(plan.stops) for plan in cell.plans) <= 2
 
 
+def test_a_queue_of_higher_priority_does_not_stop_jobs_for_what_it_would_have_to_give_back():
+    """Both had a right to stop the other: without end (found by drill seed 41773516410)."""
+    queues = queue("own", quota_gpus=6), queue("loan", quota_gpus=4, priority=10)
+    cell = Cell(
+        make_fleet("r: n0=4 n1=4 n2=4").with_queues(*queues),
+        save_s=20.0,
+        parameters=PolicyParameters(run_min_by_right_s=1.0),
+    )
+    cell.submit(asks("x", "2x4", "loan", saves_on_stop=True))
+    cell.go_on(7200.0)
+    cell.submit(asks("o", "2x1", "own"))
+    cell.go_on(7200.0)
+    assert cell.runs("o")
+    assert sum(len(plan.stops) for plan in cell.plans) == 1
+    cell.submit(asks("y", 4, "loan"))
+    cell.go_on(60.0)
+    assert cell.runs("y"), "within its own right it starts"
+
+
 # ---- nobody starves -------------------------------------------------------------------------------------------------
 
 

@@ -232,6 +232,10 @@ class VictimSelector:
                 and quotas.is_reclaimable(queue, klass.queue, klass.asked)
             )
             lower = rank < klass.rank and (admitted or queue == klass.queue)
+            if lower and quotas is not None and self.board.has_lendable_quota:
+                lower = not quotas.would_owe(
+                    klass.queue, queue, klass.asked
+                )  # else each would stop the other, without end
             repair = entry.lost_nodes and rank <= klass.rank
             if not (borrowed or lower or repair):
                 continue

@@ -218,6 +218,20 @@ class QuotaDimension:
         levels = self._within(claimant, amount, common)
         return bool(levels) and levels[-1]
 
+    def would_owe(self, borrower: int, owner: int, amount: int) -> bool:
+        """Whether so much more in a queue would be borrowed, and what the owner's side holds is its right: the owner could reclaim it at once."""
+        above = self._paths[owner]
+        common, more = FLEET, amount
+        for node in self._paths[borrower]:
+            if node in above:
+                common = node
+                break
+            if self.used[node] + more <= self.pool[node]:
+                return False
+            more = self._passed_on(node, more)
+        levels = self._within(owner, 0, common)
+        return bool(levels) and levels[-1]
+
     def _within(self, queue: int, amount: int, common: int) -> list[bool]:
         """For each node from `queue` to below `common`: whether it would stay within its right; empty if a limit forbids the job anyway."""
         levels: list[bool] = []

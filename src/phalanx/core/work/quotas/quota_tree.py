@@ -172,6 +172,11 @@ class QuotaTree:
             return any(one.is_reclaimable(victim, claimant, asked.amount_of(one.resource)) for one in short)
         return self.gpus.is_reclaimable(victim, claimant, asked.milli)
 
+    def would_owe(self, borrower: int, owner: int, asked: Resources) -> bool:
+        """Whether a job with these resources would only borrow what the jobs of `owner` have a right to: stopped for it, they would reclaim it."""
+        amounts = ((one, asked.amount_of(one.resource)) for one in (self.gpus, *self.others))
+        return any(one.would_owe(borrower, owner, amount) for one, amount in amounts if amount)
+
     def _refusing(self, queue: int, asked: Resources) -> Iterator[tuple[QuotaDimension, QuotaRefusal]]:
         """The resources other than GPUs whose quotas refuse the job now."""
         for one in self.others:
