@@ -26,9 +26,10 @@ from phalanx.core.work.job import Job
 from phalanx.engines.kubernetes import attempt_pods, inventory, render
 from phalanx.engines.kubernetes.attempt_pods import AttemptPods, PodsPhase
 from phalanx.engines.kubernetes.cluster_view import ObjectTable
-from phalanx.engines.kubernetes.errors import KubernetesError, KubernetesUnreachable
+from phalanx.engines.kubernetes.errors import KubernetesError
 from phalanx.engines.kubernetes.options import ENGINE_NAME
 from phalanx.engines.kubernetes.parse import KubernetesNode, PodState, parse_node, parse_pod
+from phalanx.engines.kubernetes.pod_requests import apply_owner, create_pod, explain_refusal
 from phalanx.engines.kubernetes.render import PodSettings
 from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
 from phalanx.engines.kubernetes.watch import ObjectWatch
@@ -43,7 +44,6 @@ CONTENDED_S: Final = 30.0  # a node that others got counts as taken for this lon
 PARALLEL: Final = 8  # requests at once for the pods of a gang
 CLOSE_S: Final = 20.0
 _Key = tuple[JobId, Epoch]
-_QUOTA: Final = "exceeded quota"
 _log = logging.getLogger("phalanx.engines.kubernetes")
 
 
@@ -111,7 +111,9 @@ class KubernetesEngine:
 
     def discover(self, known: Sequence[Node], live: Sequence[tuple[Job, Attempt]]) -> Discovery:
         """Take over the pods of live attempts. Those of ended attempts are deleted once the server has listed them."""
-        now_s, elsewhere = time.monotonic(), {node.id for node in known if node.engine != ENGINE_NAME}
+        # Nodes with a supervisor of their own, such as resident pods, belong to node pools.
+        elsewhere = {node.id for node in known if node.engine != ENGINE_NAME or not node.per_attempt}
+        now_s = time.monotonic()
         ours = [node for node in known if node.id not in elsewhere]
         self._reported = {node.id: node if node.state is NodeState.UP else None for node in ours}
         for job, attempt in live:
@@ -263,14 +265,15 @@ class KubernetesEngine:
             self._withdraw(attempt, f"{', '.join(gone)} is no longer in the cluster", EndCause.CONTENDED)
             return
         try:
-            owner = self._owned()
+            owner = apply_owner(self.api, self.settings)
             secret = render.seat_secret(self.settings, owner, attempt, encode_assignment(self._assignment(attempt)))
             self.api.apply(self._path("secrets"), secret["metadata"]["name"], secret)
             pods = [
                 render.seat_pod(self.settings, owner, job, attempt, grant, pinned=self.scope.lists_nodes)
                 for grant in attempt.allocation.grants
             ]
-            refusals = [error for error in self._workers.map(self._create_pod, pods) if error is not None]
+            created = self._workers.map(lambda pod: create_pod(self.api, self._path("pods"), pod), pods)
+            refusals = [error for error in created if error is not None]
         except PhalanxError as error:
             refusals = [error]
         if refusals:
@@ -288,33 +291,6 @@ class KubernetesEngine:
             self.settings.namespace,
         )
 
-    def _create_pod(self, pod: dict[str, Any]) -> PhalanxError | None:
-        try:
-            self.api.create(self._path("pods"), pod)
-        except KubernetesError as error:
-            if error.is_conflict:
-                return self._foreign(pod)
-            return error
-        except KubernetesUnreachable as error:
-            # The answer was lost, perhaps not the request.
-            return self._foreign(pod) and error
-        except PhalanxError as error:
-            return error
-        return None
-
-    def _foreign(self, pod: Mapping[str, Any]) -> PhalanxError | None:
-        """Return None if the pod of this name is the one that we wanted to create."""
-        try:
-            found = self.api.get(self._path("pods"), pod["metadata"]["name"])
-        except PhalanxError as error:
-            return error
-        about = found.get("metadata") or {}
-        labels = about.get("labels") or {}
-        same = all(labels.get(key) == value for key, value in pod["metadata"]["labels"].items())
-        if same and not about.get("deletionTimestamp"):
-            return None
-        return KubernetesError(409, "AlreadyExists", f"another pod has the name {pod['metadata']['name']}")
-
     def _assignment(self, attempt: Attempt) -> SeatAssignment:
         nodes = {
             grant.node_id: SeatNode(address="127.0.0.1", devices=len(grant.devices))
@@ -329,12 +305,6 @@ class KubernetesEngine:
             ca_pem=self.settings.ca_pem,
             nodes=nodes,
         )
-
-    def _owned(self) -> dict[str, Any]:
-        """Return the reference to the ConfigMap that owns everything. It is applied each time: somebody may have deleted it."""
-        name = self.settings.owner_name
-        found = self.api.apply(self._path("configmaps"), name, render.owner_config_map(self.settings))
-        return render.owner_reference(name, str(found["metadata"]["uid"]))
 
     def _withdraw(self, attempt: Attempt, why: str, cause: EndCause) -> None:
         nodes = tuple(grant.node_id for grant in attempt.allocation.grants)
@@ -491,15 +461,3 @@ class KubernetesEngine:
 def replace_ended(api: KubernetesApi) -> KubernetesApi:
     """Return a client of the same cluster that still works after the engine's was ended."""
     return KubernetesApi(api.access, answer_s=5.0, retry_for_s=5.0)
-
-
-def explain_refusal(error: PhalanxError) -> tuple[str, EndCause]:
-    """Return message and cause of a refused create: FAILED if the server would refuse the same job again."""
-    if not isinstance(error, KubernetesError):
-        return error.message, EndCause.CONTENDED
-    text = f"Kubernetes refused a pod: {error.message}"
-    if error.is_forbidden and _QUOTA in error.message:
-        return text, EndCause.LIMITED
-    if error.status in {400, 422} or error.is_forbidden:
-        return text, EndCause.FAILED
-    return text, EndCause.CONTENDED if error.is_overload or error.is_conflict else EndCause.START_FAIL

@@ -74,7 +74,7 @@ def fleet_node(
         address=node.address,
         hostname=node.hostname,
         labels={name: node.labels[key][:_LABEL_MAX] for key, name in _TOPOLOGY.items() if key in node.labels},
-        cordon=_cordon(node, template),
+        cordon=cordon_of(node, template),
         per_attempt=True,
         foreign_usage=foreign,
     )
@@ -102,7 +102,8 @@ def declared_name(index: int) -> NodeId:
     return NodeId(f"pod-{index}")
 
 
-def _cordon(node: KubernetesNode, template: Mapping[str, Any]) -> Cordon | None:
+def cordon_of(node: KubernetesNode, template: Mapping[str, Any]) -> Cordon | None:
+    """Return why pods with this template may not start on the node; None if they may."""
     if node.cordoned:
         remedy = f"kubectl uncordon {node.name}"
         return Cordon(

@@ -6,7 +6,7 @@ Tokens and certificates are in Secrets only: everyone who may read pods reads th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -81,7 +81,7 @@ def owner_config_map(settings: PodSettings) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _about(settings, settings.owner_name, {}),
+        "metadata": object_metadata(settings, settings.owner_name, {}),
         "data": {
             "head": settings.head_url,
             "about": "Owns all objects of a Phalanx head. Deleting it ends its jobs here.",
@@ -100,7 +100,7 @@ def seat_secret(settings: PodSettings, owner: Manifest, attempt: Attempt, assign
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {**_about(settings, name, _attempt_labels(attempt)), "ownerReferences": [owner]},
+        "metadata": {**object_metadata(settings, name, _attempt_labels(attempt)), "ownerReferences": [owner]},
         "type": "Opaque",
         "stringData": {SEAT_KEY: assignment},
     }
@@ -123,27 +123,63 @@ def seat_pod(
     secret = attempt_name(settings, job.id, attempt.epoch)
     spec = job.spec
     limit_s = LIFE_MAX_S if spec.time_limit_s is None else spec.time_limit_s + spec.grace_s + DEADLINE_MARGIN_S
-    container = {
-        "name": CONTAINER,
-        "image": settings.image,
-        "command": list(SEAT_COMMAND),
-        "env": [
+    about = object_metadata(settings, name, {**_attempt_labels(attempt), RANK_LABEL: str(grant.node_rank)})
+    shown = _UNPRINTABLE.sub(" ", job.name)[:_NAME_MAX]
+    about |= {"annotations": {f"{LABEL}/job-name": shown, f"{LABEL}/user": str(job.user)}, "ownerReferences": [owner]}
+    pod = supervisor_pod(
+        settings,
+        about,
+        command=SEAT_COMMAND,
+        env=[
             {"name": SEAT_VARIABLE, "valueFrom": {"secretKeyRef": {"name": secret, "key": SEAT_KEY}}},
             {"name": "PHALANX_NODE_ID", "value": str(grant.node_id)},
             {"name": "PHALANX_SEAT_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
+        resources=_resources(settings, grant),
+        grace_s=spec.grace_s + END_MARGIN_S,
+    )
+    pod["spec"]["activeDeadlineSeconds"] = max(1, int(limit_s))
+    made = with_template(pod, settings.template)
+    if pinned:
+        _pin(made["spec"], str(grant.node_id))
+    return made
+
+
+def supervisor_pod(
+    settings: PodSettings,
+    about: Manifest,
+    *,
+    command: Sequence[str],
+    env: Sequence[Manifest],
+    resources: Manifest,
+    grace_s: float,
+) -> Manifest:
+    """Return a pod with a supervisor, before the operator's template is applied. It passes the `restricted` profile.
+
+    Args:
+        settings: of the head.
+        about: its metadata.
+        command: of the supervisor's container.
+        env: its variables.
+        resources: that it requests.
+        grace_s: between SIGTERM and SIGKILL.
+    """
+    container = {
+        "name": CONTAINER,
+        "image": settings.image,
+        "command": list(command),
+        "env": [
+            *env,
             {"name": "HOME", "value": "/tmp"},  # noqa: S108  # the account has none, and this volume is its own
         ],
-        "resources": _resources(settings, grant),
+        "resources": resources,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
             {"name": "scratch", "mountPath": "/tmp"},  # noqa: S108  # as above
             {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108  # 64 MiB without it, too little for loaders
         ],
     }
-    about = _about(settings, name, {**_attempt_labels(attempt), RANK_LABEL: str(grant.node_rank)})
-    shown = _UNPRINTABLE.sub(" ", job.name)[:_NAME_MAX]
-    about |= {"annotations": {f"{LABEL}/job-name": shown, f"{LABEL}/user": str(job.user)}, "ownerReferences": [owner]}
-    pod: Manifest = {
+    return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": about,
@@ -151,8 +187,7 @@ def seat_pod(
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": int(spec.grace_s + END_MARGIN_S),
-            "activeDeadlineSeconds": max(1, int(limit_s)),
+            "terminationGracePeriodSeconds": int(grace_s),
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": USER,
@@ -167,10 +202,6 @@ def seat_pod(
             ],
         },
     }
-    made = with_template(pod, settings.template)
-    if pinned:
-        _pin(made["spec"], str(grant.node_id))
-    return made
 
 
 def _resources(settings: PodSettings, grant: NodeGrant) -> Manifest:
@@ -200,7 +231,8 @@ def _attempt_labels(attempt: Attempt) -> dict[str, str]:
     return {JOB_LABEL: str(attempt.job_id), EPOCH_LABEL: str(attempt.epoch)}
 
 
-def _about(settings: PodSettings, name: str, labels: Mapping[str, str]) -> Manifest:
+def object_metadata(settings: PodSettings, name: str, labels: Mapping[str, str]) -> Manifest:
+    """Return the metadata of an object of this head."""
     return {
         "name": name,
         "namespace": settings.namespace,
