@@ -40,7 +40,7 @@ from phalanx.core.work.services.rollout_terms import RolloutTerms
 from phalanx.core.work.services.scale_terms import ScaleTerms
 from phalanx.core.work.services.service import Revision, Service
 from phalanx.core.work.services.service_terms import ServiceTerms
-from phalanx.core.work.services.service_use import GatewayMark, ReplicaUse, ServiceUse, ServiceUseHour
+from phalanx.core.work.services.service_use import BatchUse, GatewayMark, ReplicaUse, ServiceUse, ServiceUseHour
 from phalanx.core.work.sign_in import GroupGrant, SignInSettings
 from phalanx.core.work.spec import JobSpec, Role
 from phalanx.core.work.usage.attempt_use import AttemptUse, DeviceUse, NodeUse
@@ -382,7 +382,16 @@ def service_use_hour():
         kv_token_ms=12_345,
     )
     replica = ReplicaUse(service=ServiceId("chat"), job=JobId("1"), busy=800_000)
-    return ServiceUseHour(id="7200", uses=(use,), replicas=(replica,))
+    batch = BatchUse(
+        service=ServiceId("chat"),
+        job=JobId("9"),
+        project=ProjectId("nlp"),
+        user=UserId("ann"),
+        requests=2,
+        prompt_tokens=50,
+        answer_tokens=7,
+    )
+    return ServiceUseHour(id="7200", uses=(use,), replicas=(replica,), batches=(batch,))
 
 
 def submitted(first, count=1):

@@ -136,6 +136,20 @@ def test_kills_of_the_engine_of_the_driver_and_of_the_head_lose_and_double_nothi
     assert len(shown["attempts"]) >= 1
     log = phalanx("logs", job).stdout
     assert "died of signal 9" in log
+    deadline_s = time.monotonic() + 60
+    wanted = {
+        "requests": 400,
+        "prompt_tokens": ended["usage"]["input_tokens"],
+        "answer_tokens": ended["usage"]["output_tokens"],
+    }
+    row: dict[str, object] = {}
+    while not wanted.items() <= row.items():
+        assert time.monotonic() < deadline_s, row
+        time.sleep(0.5)
+        rows = json.loads(phalanx("report", "tokens", "--json").stdout)["rows"]
+        row = next((one for one in rows if one["batch"]), {})
+    spans = json.loads(phalanx("report", "usage", "--by", "job", "--json").stdout)["rows"]
+    assert [row["gpu_us"]] == [one["gpu_us"] for one in spans if one["key"] == job], "the whole span of the job"
 
 
 def test_a_batch_gives_way_to_a_job_and_goes_on_at_its_line(phalanx, batches):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.accounting.service_sharing import share_out
 from phalanx.core.accounting.token_report import sum_tokens
-from phalanx.core.work.services.service_use import ReplicaUse, ServiceUse, ServiceUseHour
+from phalanx.core.work.services.service_use import BatchUse, ReplicaUse, ServiceUse, ServiceUseHour
 from phalanx.core.work.usage.price_list import PriceBook
 from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
 
@@ -94,3 +94,32 @@ def test_a_replica_that_was_busy_for_half_an_hour_is_borne_by_tokens_and_its_own
         for one in share_out(UsageHour(id="0", fleet=3_600_000_000, rows=(row,)), use).rows
     }
     assert found == {("nlp", "bob"): 1_350_000_000, ("cv", "eve"): 450_000_000, ("own", "ann"): 1_800_000_000}
+
+
+def test_a_batch_bears_its_whole_time_and_has_a_row_of_its_own():
+    rows = tuple(
+        UsageRow(model="h100", pool="", project="nlp", user="ann", queue="q", job=job, amounts=(("busy", "", 600),))
+        for job in ("1", "9")
+    )
+    batch = BatchUse(service="chat", job="9", project="nlp", user="ann", requests=2, prompt_tokens=50, answer_tokens=7)
+    use = ServiceUseHour(
+        id="0",
+        uses=(ServiceUse(service="chat", project="cv", user="eve", requests=1, prompt_tokens=100),),
+        replicas=(ReplicaUse(service="chat", job="1", busy=300),),
+    ).plus(ServiceUseHour(id="0", batches=(batch,)))
+    # A report that came late, and the newest one twice: each has the whole of its hour.
+    early = BatchUse(service="chat", job="9", project="nlp", user="ann", requests=1, prompt_tokens=20, answer_tokens=7)
+    use = use.plus(ServiceUseHour(id="0", batches=(early,))).plus(ServiceUseHour(id="0", batches=(batch,)))
+    hour = UsageHour(id="0", fleet=1200, rows=rows)
+    shared = share_out(hour, use).rows
+    assert totals(shared) == totals(rows)
+    assert {(one.job, one.project): one.amounts[0][2] for one in shared} == {
+        ("1", "cv"): 300,
+        ("1", "nlp"): 300,
+        ("9", "nlp"): 600,
+    }
+    found = {
+        (one.project, one.batch): (one.requests, one.prompt_tokens, one.used.gpu_us, one.idle.gpu_us)
+        for one in sum_tokens([(hour, use)], PriceBook(()))
+    }
+    assert found == {("cv", False): (1, 100, 300, 0), ("nlp", False): (0, 0, 0, 300), ("nlp", True): (2, 50, 600, 0)}

@@ -74,8 +74,8 @@ def prepare(folder, kinds, *, at_once=8, expires_s=60.0, run=None):
     (folder / driver.SETTINGS).write_text(json.dumps(settings))
 
 
-def start(folder):
-    env = {"PATH": os.environ["PATH"], "PHALANX_OUTPUT_DIR": str(folder / "out"), "PHALANX_JOB_ID": "7"}
+def start(folder, **more):
+    env = {"PATH": os.environ["PATH"], "PHALANX_OUTPUT_DIR": str(folder / "out"), "PHALANX_JOB_ID": "7", **more}
     return subprocess.Popen([sys.executable, "-S", "batch_driver.py"], cwd=folder, env=env, stderr=subprocess.PIPE)
 
 
@@ -166,3 +166,45 @@ def test_answers_are_one_line_of_json():
     assert json.loads(one_line(b"\xff\n")) == "\ufffd\n"
     assert usage_of(b'{"usage":{"input_tokens": 3, "output_tokens": 4}}') == (3, 4)
     assert usage_of(b"{}") == (0, 0)
+
+
+def test_tokens_are_reported_by_hour_and_each_report_has_the_whole_of_it(folder):
+    pipe = str(folder / "reports")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    prepare(folder, ["", "wrong", "", ""])
+    before = int(time.time()) // 3600 * 3600
+    assert ended(start(folder, PHALANX_REPORT_PIPE=pipe, PHALANX_EPOCH="3", PHALANX_GENERATION="1"))[0] == 0
+    reports = [json.loads(text) for text in os.read(reader, 1 << 16).splitlines()]
+    assert {(one["k"], one["rank"], one["epoch"], one["generation"]) for one in reports} == {("tokens", 0, 3, 1)}
+    assert reports[0]["requests"] == 0, "the first one, so that the time of loading counts as the batch's"
+    newest = {one["hour"]: one for one in reports}
+    assert min(newest) >= before
+    sums = [sum(one[name] for one in newest.values()) for name in ("requests", "prompt_tokens", "answer_tokens")]
+    assert sums == [3, 6, 9]
+    os.close(reader)
+
+
+def test_hours_before_a_restart_keep_their_counts(folder):
+    files = AnswerFiles(str(folder / "out"), "7")
+    pipe = str(folder / "reports")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    environment = {"PHALANX_REPORT_PIPE": pipe}
+    files.completed, files.tokens_in, files.tokens_out = 5, 10, 15
+    driver.TokenReports(str(folder), files, environment).report(7300.0)
+    files.completed, files.tokens_in, files.tokens_out = 8, 16, 24
+    driver.TokenReports(str(folder), files, environment).report(10900.0)
+    files.completed, files.tokens_in, files.tokens_out = 6, 12, 18  # on another node, which has fewer answers
+    driver.TokenReports(str(folder), files, environment).report(14500.0)
+    found = [json.loads(text) for text in os.read(reader, 1 << 16).splitlines()]
+    assert [(one["hour"], one["requests"], one["answer_tokens"]) for one in found] == [
+        (7200, 5, 15),
+        (10800, 3, 9),
+        (14400, 0, 0),
+    ]
+    (folder / driver.TOKENS).write_text("[")
+    driver.TokenReports(str(folder), files, environment).report(14500.0)
+    assert json.loads(os.read(reader, 1 << 16))["requests"] == 6, "a broken file is none"
+    os.close(reader)
+    files.close()

@@ -198,3 +198,18 @@ def test_steps_of_a_stored_stream_are_no_new_steps():
     live.put_steps("1", 1, 0, line(step=8))
     assert told == [("1", []), ("1", [8])]
     assert live.progress("1").step == 8
+
+
+def test_counts_of_tokens_go_to_their_listeners_and_make_no_training_of_a_batch():
+    live, told = Telemetry(), []
+    live.token_listeners.append(lambda job_id, counts: told.append((job_id, [tuple(one) for one in counts])))
+    count = line("tokens", hour=7200, requests=3, prompt_tokens=40, answer_tokens=5)
+    live.put_steps("1", 1, 0, count[:30])
+    live.put_steps("1", 1, 0, count[30:])
+    live.put_steps("1", 1, 0, line("tokens", hour=7200, requests=-3, prompt_tokens=40, answer_tokens=5))
+    live.put_steps("1", 1, 0, line("tokens", hour=7200, requests=3, prompt_tokens="x", answer_tokens=True))
+    live.put_steps("1", 1, 0, count, replayed=True)
+    assert told == [("1", [(7200, 3, 40, 5)])]
+    assert live.step_activity("1") is None
+    live.put_steps("1", 1, 0, line(step=1))
+    assert live.step_activity("1").reported == 1

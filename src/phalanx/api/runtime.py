@@ -22,6 +22,7 @@ from phalanx.api.auth.device_logins import DeviceLogins
 from phalanx.api.auth.program_access import ProgramAccess
 from phalanx.api.auth.provider_sign_in import ProviderSignIn
 from phalanx.api.auth.secret_seal import SecretSeal
+from phalanx.api.live.batch_use import BatchUseRecorder
 from phalanx.api.live.channel_sender import ChannelSender
 from phalanx.api.live.controller_futures import ControllerFutures
 from phalanx.api.live.exec_sessions import ExecSessionRegistry
@@ -91,6 +92,7 @@ class ApiRuntime:
         self.device_logins = DeviceLogins(services.clock)
         self.secret_seal = SecretSeal(services.secret_keys)
         self.service_use_lock = asyncio.Lock()
+        self.batch_use = BatchUseRecorder(services, self.service_use_lock, self.request, run_in_thread)
         self.secrets_lock = asyncio.Lock()  # no secret is set while all are encrypted again
         self.program_access = ProgramAccess(services.clock)
         self.sessions = ExecSessionRegistry(services.limits)
@@ -120,6 +122,7 @@ class ApiRuntime:
         self._answers: ControllerFutures | None = None
         self._upkeep: asyncio.Task[None] | None = None
         self._rechecks: asyncio.Task[None] | None = None
+        self._batch_use: asyncio.Task[None] | None = None
         self._refusals, self._refusals_since_s = 0, -math.inf
         self._touched: deque[frozenset[JobId]] = deque()
 
@@ -225,6 +228,7 @@ class ApiRuntime:
             self.job_tracer.start()
         self._upkeep = asyncio.get_running_loop().create_task(self._run_upkeep())
         self._rechecks = asyncio.get_running_loop().create_task(self._run_rechecks())
+        self._batch_use = asyncio.get_running_loop().create_task(self.batch_use.run())
 
     async def upkeep(self) -> None:
         """Record when tokens were last used, and the tip of the audit trail; check the space of outputs; remove files past their retention."""
@@ -271,7 +275,7 @@ class ApiRuntime:
 
     def close(self) -> None:
         """End streams and long polls, since the head stops."""
-        for task in (self._upkeep, self._rechecks):
+        for task in (self._upkeep, self._rechecks, self._batch_use):
             if task is not None:
                 task.cancel()
         self.hub.close()

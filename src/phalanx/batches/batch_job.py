@@ -18,6 +18,7 @@ from phalanx.batches import driver
 from phalanx.batches.input_check import InputCheck
 from phalanx.core.errors import BadRequest, NotPermitted
 from phalanx.core.work.job_file.request import spec_from_mapping
+from phalanx.core.work.services.service_use import BATCH_SERVICE_LABEL
 from phalanx.core.work.spec import JobSpec
 from phalanx.wire.api.jobs import JobKeysReply
 
@@ -25,7 +26,6 @@ LABEL: Final = "batch"  # every batch has it: the id of its file of requests
 ENDPOINT_LABEL: Final = "batch.endpoint"
 LINES_LABEL: Final = "batch.requests"
 WINDOW_LABEL: Final = "batch.window"
-SERVICE_LABEL: Final = "batch.service"
 METADATA_PREFIX: Final = "meta."
 METADATA_MAX: Final = 16
 AT_ONCE: Final = 128  # requests that the engine gets at once
@@ -140,7 +140,7 @@ def batch_labels(
         ENDPOINT_LABEL: check.endpoint,
         LINES_LABEL: str(check.lines),
         WINDOW_LABEL: f"{window_s:g}",
-        SERVICE_LABEL: check.model,
+        BATCH_SERVICE_LABEL: check.model,
     }
     check_metadata(metadata or {})
     return found | {METADATA_PREFIX + key: value for key, value in (metadata or {}).items()}

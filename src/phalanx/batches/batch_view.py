@@ -12,11 +12,11 @@ from phalanx.batches.batch_job import (
     LABEL,
     LINES_LABEL,
     METADATA_PREFIX,
-    SERVICE_LABEL,
     WINDOW_LABEL,
 )
 from phalanx.batches.input_check import InputError
 from phalanx.core.work.job import JobState
+from phalanx.core.work.services.service_use import BATCH_SERVICE_LABEL
 from phalanx.wire.api.jobs import JobView
 
 BATCH_PREFIX: Final = "batch_"
@@ -81,7 +81,7 @@ def batch_view(job: JobView, progress: BatchProgress | None) -> dict[str, Any]:
     return {
         **_batch(BATCH_PREFIX + str(job.id), labels.get(LABEL, ""), labels.get(ENDPOINT_LABEL, ""), job.submit_s),
         "status": status,
-        "model": labels.get(SERVICE_LABEL, ""),
+        "model": labels.get(BATCH_SERVICE_LABEL, ""),
         "completion_window": "24h",
         "expires_at": int(job.submit_s + float(labels.get(WINDOW_LABEL, "0") or 0)),
         "errors": _errors(errors),

@@ -4,6 +4,7 @@ It travels with the requests and runs under the Python of the service's environm
 
 The two files of answers are the journal. An answer is in them whole or not at all: they only grow, are synced, and a torn line at their end is cut
 off at the next start. The number of its request is in each line, so that a start finds what is left. `progress.json` is for readers only.
+`tokens.json` says what was answered in which hour, as it is reported to the head by the pipe of the job.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 OUTPUT = "output.jsonl"
 ERRORS = "errors.jsonl"
 PROGRESS = "progress.json"
+TOKENS = "tokens.json"
 SETTINGS = "batch.json"
 INPUT = "input.jsonl.gz"
 
@@ -39,6 +41,8 @@ STOP_S = 5.0  # between SIGTERM and SIGKILL for the engine
 SYNC_S = 0.1  # between two syncs of the files of answers
 UNSYNCED_MAX = 4 << 20  # bytes of answers that wait for a sync
 REPORT_S = 1.0
+TOKENS_S = 10.0  # between two reports of tokens
+HOUR_S = 3600
 STOPPED = 143  # 128 + SIGTERM
 _NUMBER = re.compile(rb'\{"id": ?"batch_req_[A-Za-z0-9_]*?_(\d{1,9})",')
 _BUSY = (429, 503)
@@ -197,6 +201,52 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+class TokenReports:
+    """Reports to the head what was answered, by hour. Each report has the whole of its hour, so that a lost or repeated one does no harm.
+
+    Args:
+        folder: keeps the hours, so that another start goes on with them.
+        files: whose counts are reported.
+        environment: of the job; without a pipe in it, nothing is reported.
+    """
+
+    def __init__(self, folder: str, files: AnswerFiles, environment: Mapping[str, str]) -> None:
+        self._path, self._files = os.path.join(folder, TOKENS), files
+        self._pipe = environment.get("PHALANX_REPORT_PIPE", "")
+        self._head: dict[str, Any] = {"k": "tokens", "rank": 0}
+        for name in ("epoch", "generation"):
+            self._head[name] = int(environment.get(f"PHALANX_{name.upper()}") or 0)
+        self._hours: dict[int, list[int]] = {}
+        with (
+            contextlib.suppress(OSError, ValueError, TypeError, AttributeError),
+            open(self._path, encoding="utf-8") as file,
+        ):
+            self._hours = {int(hour): [int(one) for one in counts[:3]] for hour, counts in json.load(file).items()}
+        self._due_s = 0.0
+
+    def report(self, now_s: float, *, last: bool = False) -> None:
+        """Report, unless the last one was just before. `now_s`: Unix time."""
+        if not self._pipe or (time.monotonic() < self._due_s and not last):
+            return
+        self._due_s = time.monotonic() + TOKENS_S
+        hour = int(now_s) // HOUR_S * HOUR_S
+        whole = (self._files.completed, self._files.tokens_in, self._files.tokens_out)
+        others = [counts for at, counts in self._hours.items() if at != hour]
+        self._hours[hour] = [max(0, total - sum(one[at] for one in others)) for at, total in enumerate(whole)]
+        with contextlib.suppress(OSError):
+            with open(self._path + ".new", "w", encoding="utf-8") as file:
+                json.dump(self._hours, file)
+            os.replace(self._path + ".new", self._path)
+        counts = dict(zip(("requests", "prompt_tokens", "answer_tokens"), self._hours[hour]))  # noqa: B905  # Python 3.9
+        line = json.dumps({**self._head, "hour": hour, **counts}).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            pipe = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(pipe, line)
+            finally:
+                os.close(pipe)
+
+
 class BatchEngine:
     """The engine's process.
 
@@ -291,6 +341,7 @@ class BatchRun:
         self._input = os.path.join(folder, INPUT)
         self._outputs = outputs
         self.files = AnswerFiles(outputs, job)
+        self.tokens = TokenReports(outputs, self.files, os.environ)
         self.engine = BatchEngine(self.settings)
         self.asked = False  # to stop, by a signal
         self.stopping = threading.Event()  # nothing more is sent
@@ -537,6 +588,7 @@ class BatchRun:
 
     def report(self, state: str) -> None:
         """Write the progress where readers of the outputs and the supervisor find it, at most once a second while it runs."""
+        self.tokens.report(time.time(), last=state != "in_progress" or self.stopping.is_set())
         done = self.files.completed + self.files.failed
         if state == "in_progress" and (done == self._reported or time.monotonic() < self._report_s):
             return

@@ -36,6 +36,7 @@ RATE_STEPS: Final = 20  # steps that a rate is averaged over: smooth, and correc
 ERROR_CHARS_MAX: Final = 500  # of a rank's error message in the history
 SILENT_S: Final = 10.0  # ten missed samples: the supervisor's devices are dropped from the node's samples
 SILENT_SAMPLES: Final = 3  # missed samples that count as silence when samples come more rarely than that
+COUNT_MAX: Final = 1 << 53  # of a batch's tokens
 EVERY_MAX_S: Final = 600.0  # largest sampling interval accepted from a supervisor; that of 240,000 nodes
 PROGRESSED_EVERY_S: Final = 2.0  # at most one event per job in this time: 10,000 jobs stay under 5,000 events a second
 
@@ -69,6 +70,17 @@ class _Track:
     announced: bool = False
     new_steps: list[TimedStep] = field(default_factory=list)  # that no listener has received
     progressed_at_s: float = -math.inf  # when the last `ProgressReported` was emitted
+    trains: bool = False  # it reported anything but tokens
+    new_counts: list[TokenCount] = field(default_factory=list)  # that no listener has received
+
+
+class TokenCount(NamedTuple):
+    """All that a batch has answered in one hour so far. `hour_s`: Unix time of its beginning."""
+
+    hour_s: int
+    requests: int
+    prompt_tokens: int
+    answer_tokens: int
 
 
 class ReportedSteps(NamedTuple):
@@ -86,11 +98,13 @@ class Telemetry:
     Attributes:
         sample_listeners: called with the samples of a supervisor.
         step_listeners: called with a job whose ranks reported something, and its new steps.
+        token_listeners: called with a job that counted tokens, and the counts.
     """
 
     def __init__(self) -> None:
         self.sample_listeners: list[Callable[[SamplesRequest], None]] = []
         self.step_listeners: list[Callable[[JobId, Sequence[TimedStep]], None]] = []
+        self.token_listeners: list[Callable[[JobId, Sequence[TokenCount]], None]] = []
         self._lock = threading.Lock()
         self._samples: OrderedDict[NodeId, dict[SupervisorId, SamplesRequest]] = OrderedDict()
         self._tracks: OrderedDict[JobId, _Track] = OrderedDict()
@@ -141,8 +155,11 @@ class Telemetry:
             track.partial = partial if len(partial) <= REPORT_BYTES_MAX else b""
             events = [_read(job_id, track, report) for line in lines if (report := parse_object(line)) is not None]
             steps, track.new_steps = track.new_steps, []
+            counts, track.new_counts = track.new_counts, []
         for listener in self.step_listeners:
             listener(job_id, () if replayed else steps)
+        for counted in self.token_listeners if counts and not replayed else ():
+            counted(job_id, counts)
         return [event for event in events if event is not None]
 
     def progress(self, job_id: JobId) -> Progress | None:
@@ -169,7 +186,7 @@ class Telemetry:
         """What the newest steps of a job show; None without a report."""
         with self._lock:
             track = self._tracks.get(job_id)
-            if track is None:
+            if track is None or not track.trains:
                 return None
             ends = [end_ns for _, end_ns, _ in track.steps]
             gaps = [later - earlier for earlier, later in pairwise(ends)]
@@ -288,6 +305,10 @@ def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> ProgressRepor
     generation = report.get("generation")
     if not isinstance(generation, int) or report.get("rank") != 0 or generation < track.generation:
         return None
+    if report.get("k") == ReportKind.TOKENS:
+        track.new_counts += _read_counts(report)
+        return None
+    track.trains = True
     fresh = generation > track.generation
     if fresh:
         track.generation = Generation(generation)
@@ -319,6 +340,12 @@ def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> ProgressRepor
         case _:
             pass
     return None
+
+
+def _read_counts(report: dict[str, Any]) -> list[TokenCount]:
+    found = [report.get(name) for name in ("hour", "requests", "prompt_tokens", "answer_tokens")]
+    numbers = [one for one in found if type(one) is int and 0 <= one < COUNT_MAX]
+    return [TokenCount(*numbers)] if len(numbers) == len(found) else []
 
 
 def _read_failed_save(job_id: JobId, track: _Track, report: dict[str, Any]) -> CheckpointFailed | None:

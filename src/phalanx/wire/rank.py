@@ -78,6 +78,7 @@ class ReportKind(enum.StrEnum):
     PLANNED: steps_total, and if known tokens_total; sent once, as the end of progress.
     BUSY: what ("save", "finished", or the user's word); no step comes for a while, which is not a hang. The next step ends it.
     STALL: seconds, cause ("save", "load", "fence"): time without steps.
+    TOKENS: hour (Unix seconds of its beginning), requests, prompt_tokens, answer_tokens: all that a batch has answered in that hour so far.
     """
 
     STEP = "step"
@@ -88,6 +89,7 @@ class ReportKind(enum.StrEnum):
     PLANNED = "planned"
     BUSY = "busy"
     STALL = "stall"
+    TOKENS = "tokens"
 
 
 _SLOT = struct.Struct("<q")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.state.records import SERVICE_USE_HOURS
-from phalanx.core.work.services.service_use import COUNTS, LATE_S, ServiceUseHour
+from phalanx.core.work.services.service_use import COUNTS, LATE_S, BatchUse, ServiceUseHour
 from phalanx.ports.store import Store
 
 HOUR_S: Final = 3600
@@ -40,10 +41,19 @@ def added_hour(store: Store, reported: ServiceUseHour, uses_max: int) -> Service
     names += [name for one in reported.replicas for name in (one.service, one.job)]
     if min(least, *(one.busy for one in replicas), 0) < 0 or max(map(len, names), default=0) > _NAME_MAX:
         raise BadRequest("a number is negative, or a name too long", hint="report counts of requests and tokens")
-    known = store.record(SERVICE_USE_HOURS, reported.id)
-    found = (ServiceUseHour(id=reported.id) if known is None else known).plus(
-        replace(reported, replicas=tuple(replicas))
-    )
+    # Only the jobs of batches report these.
+    found = _stored(store, reported.id).plus(replace(reported, replicas=tuple(replicas), batches=()))
     if len(found.uses) + len(found.replicas) > uses_max:
         raise BadRequest(f"an hour has at most {uses_max} rows", hint="report fewer users of services")
     return found
+
+
+def with_batches(store: Store, hour_id: str, batches: Iterable[BatchUse], batches_max: int) -> ServiceUseHour | None:
+    """Return the stored hour with what batches report of it; None if it has that already, or as many batches as it may."""
+    before = _stored(store, hour_id)
+    found = before.plus(ServiceUseHour(id=hour_id, batches=tuple(batches)))
+    return None if found.batches == before.batches or len(found.batches) > batches_max else found
+
+
+def _stored(store: Store, hour_id: str) -> ServiceUseHour:
+    return store.record(SERVICE_USE_HOURS, hour_id) or ServiceUseHour(id=hour_id)

@@ -29,7 +29,7 @@ def token_report(services: HeadServices, period: LedgerPeriod) -> TokenReportVie
     for one in sums:
         total.add(one)
     largest = sorted(sums, key=lambda one: -(one.used.exact + one.idle.exact))[:ROWS_MAX]
-    shown = sums if len(sums) <= ROWS_MAX else sorted(largest, key=lambda one: (one.service, one.project))
+    shown = sums if len(sums) <= ROWS_MAX else sorted(largest, key=lambda one: (one.service, one.project, one.batch))
     since_s, until_s = period.bounds_s(services.clock.now_s())
     return TokenReportView(
         since_s=since_s,
@@ -54,6 +54,7 @@ def _row(one: TokenSum, currency: str) -> TokenRowView:
     return TokenRowView(
         service=one.service,
         project=one.project,
+        batch=one.batch,
         requests=one.requests,
         estimated=one.estimated,
         prompt_tokens=one.prompt_tokens,

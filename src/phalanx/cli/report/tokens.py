@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _CSV = (
     "service",
     "project",
+    "batch",
     "requests",
     "prompt_tokens",
     "answer_tokens",
@@ -32,9 +33,9 @@ _CSV = (
 
 @report_kind("tokens")
 def tokens(head: Client, period: Period) -> ReportTable:
-    """Requests, tokens and cost of services by project, as gateways count them. The GPU time of all rows is that of the replicas.
+    """Requests, tokens and cost of services by project, as gateways and batches count them. The GPU time of all rows is that of replicas and batches.
 
-    GPU-HOURS are those in which replicas had requests, divided by tokens; IDLE HOURS are borne by the service's own project.
+    GPU-HOURS are those in which replicas had requests, divided by tokens, and all those of batches; IDLE HOURS are borne by the service's own project.
 
     \b
     phalanx report tokens --month 2026-11
@@ -61,7 +62,7 @@ def _table(found: TokenReportView) -> ReportTable:
         until_s=found.until_s,
         value=found,
         columns=columns,
-        rows=[*(_row(one.service, one) for one in found.rows), _row("total", found.total)] if found.rows else (),
+        rows=[*(_row(_name(one), one) for one in found.rows), _row("total", found.total)] if found.rows else (),
         csv_rows=[list(_CSV), *(_csv_row(one, found.currency) for one in (*found.rows, found.total))],
         notes=[
             *([f"{found.merged} more rows are only in the total"] if found.merged else []),
@@ -73,10 +74,14 @@ def _table(found: TokenReportView) -> ReportTable:
                 else []
             ),
         ],
-        bars=("tokens", [(f"{one.service} {one.project}", _bars(one)) for one in found.rows]),
+        bars=("tokens", [(f"{_name(one)} {one.project}", _bars(one)) for one in found.rows]),
         empty="no requests to services in this period",
         next_command="phalanx report cost --by project",
     )
+
+
+def _name(row: TokenRowView) -> str:
+    return f"{row.service} (batches)" if row.batch else row.service
 
 
 def _bars(row: TokenRowView) -> dict[str, float]:
@@ -98,5 +103,11 @@ def _row(name: str, row: TokenRowView) -> list[Cell | str]:
 
 
 def _csv_row(row: TokenRowView, currency: str) -> list[str]:
-    names = _CSV[2:-1]
-    return [row.service or "total", row.project, *(str(getattr(row, name)) for name in names), currency]
+    names = _CSV[3:-1]
+    return [
+        row.service or "total",
+        row.project,
+        "yes" if row.batch else "",
+        *(str(getattr(row, name)) for name in names),
+        currency,
+    ]

@@ -112,10 +112,11 @@ def _identify(file: str) -> tuple[str, str]:
 
 def _earlier(head: Client, file_id: str, service: str) -> JobView | None:
     """Return the newest batch of this file that may still give its answers."""
-    from phalanx.batches.batch_job import LABEL, SERVICE_LABEL
+    from phalanx.batches.batch_job import LABEL
+    from phalanx.core.work.services.service_use import BATCH_SERVICE_LABEL
 
     found = head.jobs(
-        user=str(head.me().user), label=[f"{LABEL}={file_id}", f"{SERVICE_LABEL}={service}"], limit=1
+        user=str(head.me().user), label=[f"{LABEL}={file_id}", f"{BATCH_SERVICE_LABEL}={service}"], limit=1
     ).jobs
     alive = found and (not found[0].state.terminal or found[0].state is JobState.SUCCEEDED)
     return found[0] if alive else None

@@ -1,4 +1,4 @@
-"""Requests of gateways that report the use of services."""
+"""Requests that record the use of services, by gateways and by batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
-from phalanx.core.state.events import RecordServiceUse
+from phalanx.core.state.events import RecordBatchUse, RecordServiceUse
 from phalanx.core.state.records import GATEWAY_MARKS
 from phalanx.core.work.services.service_use import KEPT_S, GatewayMark
 from phalanx.core.work.users import Action
@@ -32,3 +32,12 @@ def record_service_use(context: StepContext, request: RecordServiceUse) -> int:
     for mark in [one for one in marks.values() if now_s - one.at_s > KEPT_S and one.id != request.gateway_id]:
         context.change.remove(GATEWAY_MARKS, mark.id)
     return request.sequence
+
+
+@handlers.add(
+    RecordBatchUse, None, audit=lambda request, _: f"use of services by batches in {len(request.hours)} hours"
+)
+def record_batch_use(context: StepContext, request: RecordBatchUse) -> None:
+    """Replace the hours."""
+    for hour in request.hours:
+        context.change.put(hour)

@@ -1,4 +1,4 @@
-"""Shares the GPU time of the replicas of services out to the projects that used them. Pure.
+"""Shares the GPU time of the replicas of services out to the projects that used them. The time of a batch is its own project's. Pure.
 
 While a replica has requests, its time belongs to the users of the service, in proportion to their tokens of that hour, or to their requests if there
 are no tokens. The rest of its time belongs to the owner of the service. Amounts are integers and add up to the time of the replica exactly.
@@ -24,11 +24,12 @@ class Payer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SharedRow:
-    """A part of a row of the ledger. `service`: of the replica; "" for any other job, whose row is whole."""
+    """A part of a row of the ledger. `service`: of the replica or `batch`; "" for any other job. Only rows of replicas are divided."""
 
     service: str
     payer: Payer
     row: UsageRow
+    batch: bool = False
 
 
 def share_rows(hour: UsageHour, use: ServiceUseHour) -> Iterator[SharedRow]:
@@ -38,9 +39,13 @@ def share_rows(hour: UsageHour, use: ServiceUseHour) -> Iterator[SharedRow]:
         spans[row.job] = spans.get(row.job, 0) + sum(amount for _, _, amount in row.amounts)
     services = {str(one.job): str(one.service) for one in use.replicas}
     busy = {str(one.job): one.busy for one in use.replicas}
+    batches = {str(one.job): str(one.service) for one in use.batches}
     weights = {service: _weights(use.uses, service) for service in set(services.values())}
     for row in hour.rows:
         service = services.get(row.job, "")
+        if row.job in batches:
+            yield SharedRow(batches[row.job], Payer(row.project, row.user, idle=False), row, batch=True)
+            continue
         if not service:
             yield SharedRow("", Payer(row.project, row.user, idle=not row.job), row)
             continue

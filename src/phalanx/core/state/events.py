@@ -288,6 +288,13 @@ class RecordServiceUse(Request[int]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordBatchUse(Request[None]):
+    """Record what batches have answered: `hours` replace those that are stored. Sent by the head itself."""
+
+    hours: tuple[ServiceUseHour, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PutQueue(Request[Queue]):
     """Add or replace a queue."""
 

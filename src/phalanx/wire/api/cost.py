@@ -147,15 +147,17 @@ class TokenRowView(msgspec.Struct, frozen=True, kw_only=True):
     """One project's use of one service.
 
     Attributes:
+        batch: by batches, which have engines of their own; else by requests to its replicas.
         estimated: requests whose prompts were estimated, since the engine did not say.
         stream_s: the sum of the times that requests were at replicas; `kv_token_s`: tokens in the KV cache times seconds, an estimate.
-        gpu_hours, gpu_us: of replicas while they had requests, by the project's part of the tokens.
+        gpu_hours, gpu_us: of replicas while they had requests, by the project's part of the tokens; of batches all.
         idle_gpu_hours, idle_gpu_us: of replicas without requests; the owner of the service bears it.
         cost: of both; `cost_per_1k_tokens`: of the time with requests. Empty without prices.
     """
 
     service: str
     project: str
+    batch: bool = False
     requests: int = 0
     estimated: int = 0
     prompt_tokens: int = 0
@@ -171,7 +173,7 @@ class TokenRowView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenReportView(msgspec.Struct, frozen=True, kw_only=True):
-    """The use of services in a period. The GPU time of all rows is that of the replicas. `total`: all rows, of which `merged` are not shown."""
+    """The use of services in a period. The GPU time of all rows is that of the replicas and batches. `total`: all rows, of which `merged` are not shown."""
 
     since_s: float
     until_s: float

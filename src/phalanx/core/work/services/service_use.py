@@ -7,6 +7,7 @@ from typing import Final
 
 from phalanx.core.ids import JobId, ProjectId, ServiceId, UserId
 
+BATCH_SERVICE_LABEL: Final = "batch.service"  # of the job of a batch
 KEPT_S: Final = 35 * 86400.0  # the mark of a gateway that sent no report for so long is removed
 LATE_S: Final = 31 * 86400.0  # older use is not counted: without the mark, it could be counted twice
 
@@ -42,12 +43,35 @@ class ReplicaUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchUse:
+    """What a batch has answered in one hour, with an engine of its own. Its job reports whole numbers, so that a repeated report changes nothing."""
+
+    service: ServiceId
+    job: JobId
+    project: ProjectId
+    user: UserId
+    requests: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+
+    def at_least(self, other: BatchUse) -> BatchUse:
+        """The larger numbers of both: reports of one batch only grow."""
+        return replace(
+            self,
+            requests=max(self.requests, other.requests),
+            prompt_tokens=max(self.prompt_tokens, other.prompt_tokens),
+            answer_tokens=max(self.answer_tokens, other.answer_tokens),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceUseHour:
     """One hour. `id`: its beginning in Unix seconds, as text, as of the hours of the ledger."""
 
     id: str
     uses: tuple[ServiceUse, ...] = ()
     replicas: tuple[ReplicaUse, ...] = ()
+    batches: tuple[BatchUse, ...] = ()
 
     def plus(self, other: ServiceUseHour) -> ServiceUseHour:
         """Both together."""
@@ -60,7 +84,12 @@ class ServiceUseHour:
             known = replicas.get((replica.service, replica.job))
             busy = replica.busy + (0 if known is None else known.busy)
             replicas[replica.service, replica.job] = replace(replica, busy=busy)
-        return replace(self, uses=tuple(uses.values()), replicas=tuple(replicas.values()))
+        batches = {one.job: one for one in self.batches}
+        for batch in other.batches:
+            batches[batch.job] = batch.at_least(batches.get(batch.job, batch))
+        return replace(
+            self, uses=tuple(uses.values()), replicas=tuple(replicas.values()), batches=tuple(batches.values())
+        )
 
 
 COUNTS: Final = tuple(one.name for one in fields(ServiceUse) if one.name not in ("service", "project", "user"))
