@@ -130,7 +130,7 @@ class ApiHead:
             listener = ProgramListener(port=ports[1], names=self.programs, head_ports={"http": ports[0]}, head_url=url)
         self.parts = HeadServices(
             programs=listener,
-            offer=lambda _, text: NodeTemplate(text=text, devices=(), cpus=1, memory_bytes=1),
+            offer=lambda _, terms: NodeTemplate(text=terms.template, devices=(), cpus=1, memory_bytes=1),
             controller=self.driver,
             store=self.store,
             logs=self.logs,

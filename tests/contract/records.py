@@ -7,7 +7,7 @@ from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.node import Cordon, Node, NodeState
-from phalanx.core.fleet.node_pool import NodePool, NodeTemplate, PoolNode, PoolNodeState
+from phalanx.core.fleet.node_pool import NodeOffer, NodePool, NodeTemplate, OfferRefusal, PoolNode, PoolNodeState
 from phalanx.core.fleet.node_tests import NodeRate, NodeTest, NodeTestHistory
 from phalanx.core.ids import (
     Epoch,
@@ -218,13 +218,24 @@ def node_pool(name="burst"):
     return NodePool(
         id=PoolId(name),
         provider="virtual",
-        template=NodeTemplate(text="1", devices=(device,), cpus=2, memory_bytes=3),
+        template=NodeTemplate(
+            text="1",
+            devices=(device,),
+            cpus=2,
+            memory_bytes=3,
+            offers=(NodeOffer(text="a spot", zone="a", price_per_h=2.5),),
+            listed=True,
+        ),
         min_nodes=0,
         max_nodes=4,
         price_per_h=2.5,
         idle_s=300.0,
         start_limit_s=600.0,
         by=UserId("opal"),
+        settings=(("script", "vms"),),
+        cap_per_h=40.5,
+        refusals=(OfferRefusal(offer="a spot", why="no capacity", at_s=6.5),),
+        list_problem="no rights",
     )
 
 
@@ -237,6 +248,12 @@ def pool_node(name="burst-0"):
         requested_s=8.0,
         changed_s=8.5,
         why="job 1 waits for capacity",
+        offer="a spot",
+        price_per_h=2.5,
+        machine="i-1",
+        machine_since_s=8.25,
+        unanswered=2,
+        problem="timed out",
     )
 
 

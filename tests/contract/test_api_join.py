@@ -27,15 +27,18 @@ from phalanx.client.connection.tls import fetch_ca
 from phalanx.core.access.node_tokens import (
     attempt_key,
     join_token,
+    machine_join_token,
     node_of_token,
     seat_token,
 )
 from phalanx.core.errors import BadRequest, NotPermitted, Unreachable
 from phalanx.core.fleet.node import NodeState
+from phalanx.core.fleet.node_pool import PoolNodeState
+from phalanx.core.state.records import POOL_NODES
 from phalanx.core.work.seats import Seat
 from phalanx.engines.local.engine import LocalEngine
 from phalanx.wire.head_http import fingerprint
-from tests.contract.api_head import SECRET, ApiHead, Supervisor
+from tests.contract.api_head import SECRET, ApiHead, Supervisor, until
 
 ADDRESS = "127.0.0.2"  # off the loopback address that speaks plainly, on the loopback network all the same
 
@@ -249,3 +252,21 @@ def test_who_does_not_speak_tls_is_no_head_to_join(bench):
         fetch_ca("127.0.0.1", port, "ab" * 32)
     with pytest.raises(Unreachable, match="no head at"):
         fetch_ca(ADDRESS, 9, "ab" * 32)
+
+
+def test_the_token_of_an_order_brings_in_its_one_node_until_it_is_up(bench):
+    head, call, _ = bench
+    call("admin", "PUT", "/v1/pools/burst", json={"provider": "any", "node": "1", "max_nodes": 1, "min_nodes": 1})
+    until(lambda: head.store.records(POOL_NODES))
+    order = head.store.records(POOL_NODES)[0]
+    token = machine_join_token(SECRET, "burst-0", order.token)
+    assert join(call, token, "burst-1").status_code == 403
+    assert call("none", "GET", "/v1/jobs", headers={"authorization": f"Bearer {token}"}).status_code == 403
+    assert join(call, machine_join_token(SECRET, "burst-0", "another order"), "burst-0").status_code == 401
+    assert join(call, "phxm.burst-0.x", "burst-0").status_code == 401
+    reply = join(call, token, "burst-0")
+    assert node_of_token(SECRET, reply.json()["token"]) == "burst-0"
+    Supervisor(call, "burst-0").hello()
+    until(lambda: head.store.records(POOL_NODES)[0].state is PoolNodeState.UP)
+    refused = join(call, token, "burst-0")
+    assert (refused.status_code, "was used" in refused.text) == (401, True)

@@ -278,6 +278,9 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 "idle": "5m",
                 "start_limit": "10m",
                 "zone": "z",
+                "zones": ["a", "b"],
+                "settings": {"script": "vms"},
+                "cap_per_h": 40.0,
             }
         ),
         "list_services": Good(query={"stopped": "true"}),

@@ -3,11 +3,14 @@
 import queue
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 from phalanx.controller.provider_calls import ProviderCalls
-from phalanx.core.ids import NodeId
+from phalanx.core.fleet.node_pool import ListedMachine
+from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
-from phalanx.core.state.reports import ProviderOutcome
+from phalanx.core.state.reports import MachinesListed, ProviderOutcome
+from phalanx.ports.provider import CallUnanswered, OfferRefused
 
 WAIT_S = 60.0  # a guard against hangs
 
@@ -18,8 +21,8 @@ class SlowProvider:
     def __init__(self):
         self.calls, self.begun, self.go_on = [], threading.Event(), threading.Event()
 
-    def offer(self, template):
-        raise NotImplementedError(template)
+    def offer(self, terms):
+        raise NotImplementedError(terms)
 
     def open(self, orders):
         pass
@@ -36,6 +39,12 @@ class SlowProvider:
 
     def observe(self):
         return ()
+
+    def machines(self, settings):
+        self.calls.append(("list", settings["account"]))
+        if settings["account"] == "closed":
+            raise OSError("no rights")
+        return [ListedMachine(machine="i-1", node_id=NodeId("p-0"), token="p-0-k")]
 
     def close(self, *, keep_nodes):
         pass
@@ -65,4 +74,35 @@ def test_a_call_that_is_repeated_while_the_provider_is_slow_is_made_once():
         ("bad-1", ProviderOutcome.FAILED),
         ("p-0", ProviderOutcome.STOPPED),
         ("p-0", ProviderOutcome.STARTED),
+    ]
+
+
+def test_lists_and_the_ways_in_which_a_start_can_fail_are_told_apart():
+    provider, told = SlowProvider(), queue.SimpleQueue[Any]()
+    calls = ProviderCalls(create=lambda _: provider)
+    calls.open({}, {}, lambda reports: told.put(reports[0]))
+    fields = {"provider": "slow", "template": "1", "zone": "", "pool": "p"}
+    for account in ("open", "closed"):
+        settings = (("account", account),)
+        calls.send(
+            [ProviderCall(action=ProviderAction.LIST, node_id=NodeId(""), token=account, settings=settings, **fields)]
+        )
+    good, bad = (told.get(timeout=WAIT_S) for _ in range(2))
+    assert isinstance(good, MachinesListed)
+    assert (good.pool, [one.machine for one in good.machines], good.why) == (PoolId("p"), ["i-1"], "")
+    assert (bad.machines, bad.why) == ((), "no rights")
+    outcomes = []
+    for error in (OfferRefused("full"), CallUnanswered("late"), OSError("broken")):
+        provider.start = provider.stop = Mock(side_effect=error)  # type: ignore[method-assign]
+        calls.send([call(ProviderAction.START, "p-0")])
+        report = told.get(timeout=WAIT_S)
+        outcomes.append((report.outcome, report.why))
+    calls.send([call(ProviderAction.STOP, "p-0")])
+    outcomes.append((told.get(timeout=WAIT_S).outcome, "stop"))
+    calls.close(keep_nodes=True)
+    assert outcomes == [
+        (ProviderOutcome.REFUSED, "full"),
+        (ProviderOutcome.UNANSWERED, "late"),
+        (ProviderOutcome.FAILED, "broken"),
+        (ProviderOutcome.UNANSWERED, "stop"),
     ]

@@ -39,6 +39,7 @@ from phalanx.ports.election import HeadRecord, Leader
 from phalanx.ports.identity import IdentityProvider
 from phalanx.ports.logs import Logs
 from phalanx.ports.notifier import Notifier
+from phalanx.ports.provider import PoolTerms
 from phalanx.ports.span_exporter import JobSpanExporter
 from phalanx.ports.store import Store
 from phalanx.store.history.recorder import HistoryRecorder
@@ -370,7 +371,7 @@ class HeadServices:
         identity: signs people in at the provider of the settings; None if this head cannot.
         secret_keys: encrypt the secrets of jobs.
         programs: where pages of web programs lie; None if this head serves none.
-        offer: returns what a node has, given the name of a provider and its text; raises BadRequest. None without providers.
+        offer: returns what a node of a pool has, given the name of a provider and the terms; raises BadRequest. None without providers.
     """
 
     controller: ControllerClient
@@ -394,7 +395,7 @@ class HeadServices:
     audit_checkpoints: AuditCheckpoints | None = None
     leader_status: LeaderStatus | None = None
     output_elsewhere: str = ""
-    offer: Callable[[str, str], NodeTemplate] | None = None
+    offer: Callable[[str, PoolTerms], NodeTemplate] | None = None
     usage_hours: Callable[..., Iterable[UsageHour]] = lambda *_: ()
     unshared_usage_hours: Callable[..., Iterable[UsageHour]] = lambda *_: ()
     usage_spans: Callable[[NodeId], list[tuple[int, UsageSpan]]] = lambda _: []

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from phalanx.app.join_service import certificate_names
 from phalanx.app.options import HeadOptions
 from phalanx.app.resources import Listeners
-from phalanx.core.access.node_tokens import attempt_key, node_token
+from phalanx.core.access.node_tokens import attempt_key, machine_join_token, node_token
+from phalanx.core.ids import NodeId
 from phalanx.engines.registry import DEFAULT_ENGINE, engine_type
 from phalanx.node.files.job_accounts import JOBS_AS_VARIABLE
 from phalanx.node.head_link import peer_account
-from phalanx.ports.engine import CertificateFiles, Engine, EngineContext
+from phalanx.ports.engine import CertificateFiles, Engine, EngineContext, MachineJoin
+from phalanx.wire.head_http import fingerprint
 
 if TYPE_CHECKING:
     from phalanx.app.certificates import CertificateAuthority
@@ -49,6 +51,12 @@ def engine_context(options: HeadOptions, listeners: Listeners, *, secret: bytes,
         certificate, key = authority().write(name, authority().sign(certificate_names(address, socket.gethostname())))
         return CertificateFiles(certificate=certificate, key=key, ca=authority().ca_file)
 
+    def machine_join(node_id: NodeId, order: str) -> MachineJoin:
+        token = machine_join_token(secret, node_id, order)
+        return MachineJoin(
+            address=listeners.url.removeprefix("https://"), token=token, fingerprint=fingerprint(authority().ca_pem)
+        )
+
     return EngineContext(
         state_folder=home.path,
         nodes=options.nodes,
@@ -64,6 +72,7 @@ def engine_context(options: HeadOptions, listeners: Listeners, *, secret: bytes,
         certificate_files=certificate_files,
         revive_after_s=options.revive_after_s,
         sole_head=sole_head,
+        machine_join=None if listen is None else machine_join,
     )
 
 

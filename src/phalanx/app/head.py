@@ -263,7 +263,7 @@ class Head:
                 token_lifetime_max_s=self._options.token_life_max_s,
                 leader_status=self._resources.elector,
                 output_elsewhere=self._resources.output_elsewhere,
-                offer=lambda provider, template: self._providers.provider(provider).offer(template),
+                offer=lambda provider, terms: self._providers.provider(provider).offer(terms),
             )
         )
         app.router.on_startup.append(self._on_ready)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from phalanx.client.api_calls import ApiCalls, LazyModule, decode_record, id_path_segment
@@ -31,21 +32,42 @@ class NodePoolsApi(ApiCalls):
         node: str,
         max_nodes: int,
         min_nodes: int = 0,
-        price_per_h: float = 0.0,
+        price_per_h: float | None = None,
+        cap_per_h: float | None = None,
         idle: str = "5m",
         start_limit: str = "10m",
         zone: str = "",
+        zones: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
     ) -> api.PoolView:
-        """Add a node pool, or change its limits, price and times. `price_per_h`: of one node, in US dollars an hour."""
+        """Add a node pool, or change its limits, price and times.
+
+        Args:
+            pool_id: its name.
+            provider: starts its nodes.
+            node: what each node has, for the provider.
+            max_nodes: at most so many.
+            min_nodes: at least so many.
+            price_per_h: of one node, in US dollars an hour; None for the prices that the provider knows, or 0.
+            cap_per_h: of all its nodes together, in US dollars an hour; None for no cap.
+            idle: duration after which a node without a job is released.
+            start_limit: duration after which a node that is not up is given up.
+            zone: where the nodes are, for their label `zone`.
+            zones: where the provider looks for them, in order.
+            settings: of the provider.
+        """
         body = {
             "provider": provider,
             "node": node,
             "max_nodes": max_nodes,
             "min_nodes": min_nodes,
             "price_per_h": price_per_h,
+            "cap_per_h": cap_per_h,
             "idle": idle,
             "start_limit": start_limit,
             "zone": zone,
+            "zones": list(zones),
+            "settings": dict(settings or {}),
         }
         path = f"/v1/pools/{id_path_segment('pool', pool_id)}"
         return decode_record(self._put(path, body), api.PoolReply).pool

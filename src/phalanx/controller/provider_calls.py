@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node_pool import NodePool, PoolNode
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
-from phalanx.core.state.reports import NodeDied, ProviderOutcome, ProviderReported, Report
-from phalanx.ports.provider import NodeOrder, NodeProvider
+from phalanx.core.state.reports import MachinesListed, NodeDied, ProviderOutcome, ProviderReported, Report
+from phalanx.ports.provider import CallUnanswered, NodeOrder, NodeProvider, OfferRefused
 
 OBSERVE_EVERY_S: Final = 0.2
 CLOSE_WAIT_S: Final = 30.0
@@ -57,7 +59,15 @@ class ProviderCalls:
         self._report = report
         for member in members.values():
             pool = pools[member.pool]
-            order = NodeOrder(node_id=member.id, token=member.token, template=pool.template.text, zone=pool.zone)
+            order = NodeOrder(
+                node_id=member.id,
+                token=member.token,
+                template=pool.template.text,
+                zone=pool.zone,
+                pool=pool.id,
+                offer=member.offer,
+                settings=dict(pool.settings),
+            )
             self._orders.setdefault(pool.provider, []).append(order)
         for name in dict.fromkeys(pool.provider for pool in pools.values()):
             self._worker(name)
@@ -94,15 +104,16 @@ class _Worker:
     orders: Sequence[NodeOrder]
     report: Callable[[Sequence[Report]], object]
     provider: NodeProvider | None = None
+    boottime_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     calls: queue.SimpleQueue[ProviderCall] = field(default_factory=queue.SimpleQueue)
-    unanswered: set[tuple[str, ProviderAction]] = field(default_factory=set)
+    unanswered: set[tuple[str, ProviderAction, str, str]] = field(default_factory=set)
     ended: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread = field(default_factory=threading.Thread)
 
     def add(self, call: ProviderCall) -> None:
         """Queue the call unless the same is queued or under way."""
-        if (call.token, call.action) not in self.unanswered:
-            self.unanswered.add((call.token, call.action))
+        if _key(call) not in self.unanswered:
+            self.unanswered.add(_key(call))
             self.calls.put(call)
 
     def run(self) -> None:
@@ -127,7 +138,7 @@ class _Worker:
             try:
                 self.report([self._carry_out(call)])
             finally:
-                self.unanswered.discard((call.token, call.action))
+                self.unanswered.discard(_key(call))
         if provider is not None:
             for lost in provider.observe():
                 self.report(
@@ -146,21 +157,50 @@ class _Worker:
             self.provider = provider
         return self.provider
 
-    def _carry_out(self, call: ProviderCall) -> ProviderReported:
-        order = NodeOrder(node_id=call.node_id, token=call.token, template=call.template, zone=call.zone)
-        start = call.action is ProviderAction.START
+    def _carry_out(self, call: ProviderCall) -> Report:
+        if call.action is ProviderAction.LIST:
+            return self._list(call)
+        order = NodeOrder(
+            node_id=call.node_id,
+            token=call.token,
+            template=call.template,
+            zone=call.zone,
+            pool=call.pool,
+            offer=call.offer,
+            settings=dict(call.settings),
+            machine=call.machine,
+        )
+        report = partial(ProviderReported, node_id=call.node_id, token=call.token, offer=call.offer)
         try:
             provider = self._opened()
-            (provider.start if start else provider.stop)(order)
+            if call.action is ProviderAction.STOP:
+                until_s = provider.stop(order)
+                return report(outcome=ProviderOutcome.STOPPED, machine=call.machine, machine_s=until_s or 0.0)
+            started = provider.start(order)
         except (OSError, PhalanxError) as error:
             _log.warning("Provider %s could not %s %s: %s", self.name, call.action, call.node_id, error)
-            if not start:
-                raise  # the controller repeats the call
-            return ProviderReported(
-                node_id=call.node_id, token=call.token, outcome=ProviderOutcome.FAILED, why=_reason(error)
-            )
-        outcome = ProviderOutcome.STARTED if start else ProviderOutcome.STOPPED
-        return ProviderReported(node_id=call.node_id, token=call.token, outcome=outcome)
+            outcome = ProviderOutcome.FAILED
+            if call.action is ProviderAction.STOP or isinstance(error, CallUnanswered):
+                outcome = ProviderOutcome.UNANSWERED  # the controller repeats the call
+            elif isinstance(error, OfferRefused):
+                outcome = ProviderOutcome.REFUSED
+            return report(outcome=outcome, why=_reason(error), machine=call.machine)
+        if started is None:
+            return report(outcome=ProviderOutcome.STARTED)
+        return report(outcome=ProviderOutcome.STARTED, machine=started.machine, machine_s=started.since_s)
+
+    def _list(self, call: ProviderCall) -> MachinesListed:
+        asked_s, pool = self.boottime_s(), PoolId(call.pool)
+        try:
+            machines = self._opened().machines(dict(call.settings))
+        except (OSError, PhalanxError) as error:
+            _log.warning("Provider %s could not list the machines of pool %s: %s", self.name, pool, error)
+            return MachinesListed(pool=pool, asked_boot_s=asked_s, why=_reason(error))
+        return MachinesListed(pool=pool, asked_boot_s=asked_s, machines=tuple(machines))
+
+
+def _key(call: ProviderCall) -> tuple[str, ProviderAction, str, str]:
+    return call.token, call.action, call.offer, call.machine
 
 
 def _reason(error: OSError | PhalanxError) -> str:

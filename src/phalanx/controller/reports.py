@@ -20,6 +20,7 @@ from phalanx.core.state.reports import (
     DiskFreed,
     IdleJobsObserved,
     LoadObserved,
+    MachinesListed,
     NodeDied,
     NodeHealthReported,
     NodeListed,
@@ -60,6 +61,8 @@ def handle_report(context: StepContext, report: Report) -> None:
                 lose_seat(context, Seat(node_id=node_id, job_id=report.job_id, epoch=report.epoch), report.why)
         case ProviderReported():
             pools.apply_outcome(context, report)
+        case MachinesListed():
+            context.machine_lists.append(report)
         case PowerLimited():
             power_caps.apply_limits(context, report)
         case DatasetsHeld():

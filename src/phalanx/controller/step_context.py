@@ -43,6 +43,7 @@ from phalanx.core.scheduling.feasibility import FeasibilityCache, FeasibilityChe
 from phalanx.core.state.commands import Command, ProviderCall
 from phalanx.core.state.history import HistoryFacts, HistoryLine
 from phalanx.core.state.relations import UserJobName
+from phalanx.core.state.reports import MachinesListed
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.job import Job
@@ -77,6 +78,7 @@ class StepContext:
     """Context of one step.
 
     Attributes:
+        machine_lists: what providers listed since the last step.
         audit_calls: what the head itself decides in this step, for the audit trail.
         lost: nodes whose lease ends with this step.
         ended: jobs that ended and whose dependents are not settled yet.
@@ -93,6 +95,7 @@ class StepContext:
     change: WorldChange
     commands: list[Command] = field(default_factory=list)
     provider_calls: list[ProviderCall] = field(default_factory=list)
+    machine_lists: list[MachinesListed] = field(default_factory=list)
     audit_calls: list[AuditCall] = field(default_factory=list)
     lost: dict[NodeId, None] = field(default_factory=dict)
     ended: list[Job] = field(default_factory=list)

@@ -136,6 +136,15 @@ class CertificateFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MachineJoin:
+    """What the machine of a pool's order needs to join: the head's HOST:PORT, a token for its one node, and the fingerprint of the CA."""
+
+    address: str
+    token: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext:
     """What an engine gets from its head: how supervisors connect, and what is unique to the head.
 
@@ -152,6 +161,8 @@ class EngineContext:
         sign: returns a certificate for a server, given its address and host name.
         certificate_files: writes a certificate for this machine, given the name of the files and the address.
         revive_after_s: pause before a dead supervisor on this machine is started again; None: never.
+        machine_join: returns what the machine of a pool's order needs, given the node and the order's token; None if the head listens on
+            loopback only.
         sole_head: no other head shares the store, so that every node of the store is of this head.
     """
 
@@ -169,6 +180,7 @@ class EngineContext:
     certificate_files: Callable[[str, str], CertificateFiles]
     revive_after_s: float | None
     sole_head: bool
+    machine_join: Callable[[NodeId, str], MachineJoin] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,28 +1,60 @@
 """The port of providers of node pools. A provider starts and stops machines; the supervisor on each registers with the head as any other.
 
 A provider consists of a `ProviderType`, found by its name (`providers.registry`), and of the `NodeProvider` that it creates for one head.
+`docs/add-a-provider.md` adds one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from phalanx.core.fleet.node_pool import NodeTemplate
+    from phalanx.core.fleet.node_pool import ListedMachine, NodeTemplate
     from phalanx.core.ids import NodeId
     from phalanx.ports.engine import EngineContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolTerms:
+    """What an operator asks of the nodes of a new pool.
+
+    Attributes:
+        template: what each node has, as the operator wrote it.
+        zones: where, in the order in which they are tried; empty for the provider's choice.
+        settings: by name, as the provider defines them.
+        price_per_h: of one node, in US dollars; None for the prices that the provider knows.
+    """
+
+    template: str
+    zones: Sequence[str] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    price_per_h: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOrder:
-    """One node to start. `token`: idempotency token; `template`: what to start, as `NodeTemplate.text`; `zone`: where, empty for anywhere."""
+    """One node to start or stop.
+
+    Attributes:
+        token: idempotency token of the order.
+        template: what to start, as `NodeTemplate.text`.
+        zone: where, empty for anywhere.
+        pool: the pool's name.
+        offer: the text of the offer to try, of `NodeTemplate.offers`.
+        settings: of the pool.
+        machine: stop only this machine of the order; empty for all.
+    """
 
     node_id: NodeId
     token: str
     template: str
     zone: str = ""
+    pool: str = ""
+    offer: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +66,30 @@ class LostNode:
     why: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedMachine:
+    """The machine of an order. `since_s`: since when it is charged (Unix seconds by the provider's clock), 0 if unknown."""
+
+    machine: str
+    since_s: float = 0.0
+
+
+class OfferRefused(OSError):
+    """The offer brings no node now, for want of capacity or quota. For certain, nothing was started; the next offer is tried."""
+
+
+class CallUnanswered(OSError):
+    """Whether the call was carried out is unknown, or the provider asked to wait. The head calls again with the same token and offer."""
+
+
 class NodeProvider(Protocol):
     """Starts and stops nodes for one head. `offer` may be called at any time and on any thread.
 
-    The head calls `open` first, then `start`, `stop` and `observe` from one thread, and `close` last.
+    The head calls `open` first, then `start`, `stop`, `observe` and `machines` from one thread, and `close` last.
     """
 
-    def offer(self, template: str) -> NodeTemplate:
-        """Return what a node of this template has.
+    def offer(self, terms: PoolTerms) -> NodeTemplate:
+        """Return what a node of a pool has, and the offers in the order in which they are tried.
 
         Raises:
             BadRequest: the provider has no such node, or cannot start nodes here.
@@ -51,22 +99,26 @@ class NodeProvider(Protocol):
     def open(self, orders: Sequence[NodeOrder]) -> None:
         """Find the nodes of these orders that run, and stop all others that this head's database ever ordered here. Idempotent.
 
-        A lost order is one whose record did not survive, as after the restore of an older backup: its node must not run on.
+        A lost order is one whose record did not survive, as after the restore of an older backup: its node must not run on. A provider with
+        `machines` leaves that to the head's sweeper.
         """
         ...
 
-    def start(self, order: NodeOrder) -> None:
-        """Start the node of the order; a repeated call with the same token starts nothing.
+    def start(self, order: NodeOrder) -> StartedMachine | None:
+        """Start the node of the order by its offer; a repeated call with the same token and offer starts nothing. None: machines have no ids.
 
         Raises:
+            OfferRefused: see there.
+            CallUnanswered: see there.
             OSError: it could not be started; something of it may run, until `stop`.
         """
         ...
 
-    def stop(self, order: NodeOrder) -> None:
+    def stop(self, order: NodeOrder) -> float | None:
         """Stop the node of the order; nothing of it runs afterwards, even if a start sent by an earlier head arrives later.
 
-        Idempotent, also for an order that was never started.
+        Idempotent, also for an order that was never started. A provider with `machines` may leave late starts to the head's sweeper.
+        Returns until when the machine is charged (Unix seconds by the provider's clock), None if unknown.
 
         Raises:
             OSError: something may still run; the head calls again.
@@ -75,6 +127,16 @@ class NodeProvider(Protocol):
 
     def observe(self) -> Sequence[LostNode]:
         """Return the nodes that ended since the last call, or while no head ran. Never blocks."""
+        ...
+
+    def machines(self, settings: Mapping[str, str]) -> Sequence[ListedMachine]:
+        """Return all machines of this head that the settings of a pool reach: of all its pools, also such as no order has.
+
+        The head asks each minute for each pool whose `NodeTemplate.listed` is set.
+
+        Raises:
+            OSError: the list is not complete.
+        """
         ...
 
     def close(self, *, keep_nodes: bool) -> None:

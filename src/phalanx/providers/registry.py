@@ -9,7 +9,10 @@ from phalanx.core.errors import BadRequest
 from phalanx.ports.provider import ProviderType
 
 ENTRY_POINTS: Final = "phalanx.providers"
-_BUILT_IN: Final = {"virtual": "phalanx.providers.virtual.provider:VirtualProviderType"}
+_BUILT_IN: Final = {
+    "command": "phalanx.providers.command.provider:CommandProviderType",
+    "virtual": "phalanx.providers.virtual.provider:VirtualProviderType",
+}
 
 
 def provider_type(name: str) -> ProviderType:

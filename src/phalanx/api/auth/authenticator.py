@@ -18,7 +18,13 @@ from typing import Final
 from phalanx.api.auth.browser_sessions import BrowserSession, BrowserSessions
 from phalanx.core.access.caller import Caller, may, may_access_job
 from phalanx.core.access.membership import administers, belongs
-from phalanx.core.access.node_tokens import join_expiry, looks_like_join, node_of_token
+from phalanx.core.access.node_tokens import (
+    is_machine_token,
+    join_expiry,
+    looks_like_join,
+    node_of_machine_token,
+    node_of_token,
+)
 from phalanx.core.access.rules import (
     AccessDecision,
     AccessScope,
@@ -26,8 +32,10 @@ from phalanx.core.access.rules import (
     decide,
 )
 from phalanx.core.errors import BadRequest, NotFound, NotPermitted, NotSignedIn
+from phalanx.core.fleet.node_pool import COMING_STATES
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, NodeId, ProjectId, TokenId, UserId
+from phalanx.core.state.records import POOL_NODES
 from phalanx.core.work.job import Job
 from phalanx.core.work.seats import node_of_supervisor
 from phalanx.core.work.services.service import Service
@@ -91,6 +99,9 @@ class Authenticator:
         expires_s = join_expiry(self._node_secret, secret, self._join_salt()) if secret.isascii() else None
         if expires_s is not None:
             return _joining(expires_s, self._clock.now_s())
+        machine = node_of_machine_token(secret) if secret.isascii() else None
+        if machine is not None:
+            return self._joining_machine(machine, secret)
         if looks_like_join(secret):
             raise NotSignedIn(
                 "this head does not know the join token: it is of another head, truncated, or revoked by a newer one",
@@ -102,6 +113,25 @@ class Authenticator:
                 user=UserId(f"node:{node_id}"), role=UserRole.NODE, token_id=TokenId(f"node:{node_id}"), node_id=node_id
             )
         return self.caller_of_digest(hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest())
+
+    def _joining_machine(self, node_id: NodeId, secret: str) -> Caller:
+        """Return the caller of the token of a pool's order: it may only join, as that node, and only before the node is up.
+
+        Raises:
+            NotSignedIn: the order is over, or the token is not of this head.
+        """
+        order = next((one for one in self._store.records(POOL_NODES) if one.id == node_id), None)
+        if order is None or not is_machine_token(self._node_secret, secret, node_id, order.token):
+            raise NotSignedIn(f"no pool of this head has ordered {node_id[:80]!r} with this join token")
+        if order.state not in COMING_STATES:
+            raise NotSignedIn(f"the join token of {node_id} was used, or its order is over")
+        return Caller(
+            user=UserId(f"node:{node_id}"),
+            role=UserRole.NODE,
+            token_id=TokenId(f"join:{node_id}"),
+            scope=frozenset({Action.JOIN}),
+            joins_as=node_id,
+        )
 
     def caller_of_digest(self, digest: str) -> Caller:
         """Return the caller whose token has that SHA-256, and note the use of the token.

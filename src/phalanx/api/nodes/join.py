@@ -77,6 +77,8 @@ async def join(request: Request) -> Response:
         )
     if caller.node_id is not None:
         require_own_node(caller, command.node_id)
+    if caller.joins_as not in (None, command.node_id):
+        raise NotPermitted(f"this join token is for {caller.joins_as} only")
     known = {node.id: node for node in await run_in_thread(services.store.nodes)}.get(command.node_id)
     up = known is not None and known.state is NodeState.UP and _is_heard(runtime, known)
     # A caller with the node's own token is that node. Another server may take over a name only from a node that is down or silent, as one

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +17,7 @@ from phalanx.api.routes.queues import impossible_views
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.core.errors import BadRequest, NotFound
-from phalanx.core.fleet.node_pool import NodePool, PoolNode, members_of
+from phalanx.core.fleet.node_pool import NodeOffer, NodePool, PoolNode, members_of
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import PoolId, UserId
 from phalanx.core.state.events import PutNodePool, RemoveNodePool
@@ -23,9 +25,13 @@ from phalanx.core.state.records import NODE_POOLS, POOL_NODES
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.names import is_name
 from phalanx.core.work.users import Action
-from phalanx.wire.api.pools import PoolBody, PoolList, PoolNodeView, PoolRemoved, PoolReply, PoolView
+from phalanx.ports.provider import PoolTerms
+from phalanx.wire.api.pools import PoolBody, PoolList, PoolNodeView, PoolOfferView, PoolRemoved, PoolReply, PoolView
 
-PRICE_MAX = 1e6  # US dollars an hour, of one node
+PRICE_MAX: Final = 1e6  # US dollars an hour, of one node
+SETTINGS_MAX: Final = 64  # of one pool; zones likewise
+SETTING_CHARS_MAX: Final = 2048
+_LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,55}")  # part of a name of a server that joins
 routes = RouteTable()
 
 
@@ -56,7 +62,7 @@ async def put_pool(request: Request, pool_id: PoolId) -> Response:
     wanted = await run_in_thread(_wanted, runtime.services, pool_id, body, caller_of(request).user)
     made = await runtime.request(PutNodePool(pool=wanted))
     members = await run_in_thread(runtime.services.store.records, POOL_NODES)
-    return json_response(PoolReply(pool=_view(made, members)))
+    return json_response(PoolReply(pool=_view(made, members, runtime.services.clock.now_s())))
 
 
 @routes.delete("/v1/pools/{pool_id}", Action.OPERATE, reply=PoolRemoved)
@@ -70,20 +76,25 @@ async def remove_pool(request: Request, pool_id: PoolId) -> Response:
 
 def _views(services: HeadServices) -> list[PoolView]:
     members = services.store.records(POOL_NODES)
-    return [_view(pool, members) for pool in services.store.records(NODE_POOLS)]
+    now_s = services.clock.now_s()
+    return [_view(pool, members, now_s) for pool in services.store.records(NODE_POOLS)]
 
 
-def _view(pool: NodePool, members: Sequence[PoolNode]) -> PoolView:
+def _view(pool: NodePool, members: Sequence[PoolNode], now_s: float) -> PoolView:
     own = members_of(pool.id, {member.id: member for member in members})
     return PoolView(
         id=pool.id,
         provider=pool.provider,
         node=pool.template.text,
+        cap_per_h=pool.cap_per_h,
+        settings=dict(pool.settings),
+        offers=[_offer_view(pool, offer, now_s) for offer in pool.template.offers],
+        list_problem=pool.list_problem,
         devices=len(pool.template.devices),
         min_nodes=pool.min_nodes,
         max_nodes=pool.max_nodes,
         price_per_h=pool.price_per_h,
-        cost_per_h=pool.price_per_h * len(own),
+        cost_per_h=sum(one.price_per_h if one.offer else pool.price_per_h for one in own),
         idle_s=pool.idle_s,
         start_limit_s=pool.start_limit_s,
         zone=pool.zone,
@@ -92,10 +103,25 @@ def _view(pool: NodePool, members: Sequence[PoolNode]) -> PoolView:
         failure=pool.failure,
         retry_at_s=pool.retry_at_s,
         nodes=[
-            PoolNodeView(id=one.id, state=one.state, requested_s=one.requested_s, changed_s=one.changed_s, why=one.why)
+            PoolNodeView(
+                id=one.id,
+                state=one.state,
+                requested_s=one.requested_s,
+                changed_s=one.changed_s,
+                why=one.why,
+                offer=one.offer,
+                machine=one.machine,
+                problem=one.problem,
+            )
             for one in own
         ],
     )
+
+
+def _offer_view(pool: NodePool, offer: NodeOffer, now_s: float) -> PoolOfferView:
+    until_s = pool.refused_until_s(offer, now_s)
+    why = next((one.why for one in pool.refusals if one.offer == offer.text), "") if until_s else ""
+    return PoolOfferView(offer=offer.text, price_per_h=offer.price_per_h, refused_until_s=until_s, why=why)
 
 
 def _wanted(services: HeadServices, pool_id: PoolId, body: PoolBody, by: UserId) -> NodePool:
@@ -104,24 +130,60 @@ def _wanted(services: HeadServices, pool_id: PoolId, body: PoolBody, by: UserId)
             f"{pool_id[:80]!r} is not a valid name for a pool",
             hint="use letters, digits and . _ - @, at most 63 characters, starting with a letter or digit",
         )
-    if not (math.isfinite(body.price_per_h) and 0.0 <= body.price_per_h <= PRICE_MAX):
-        raise BadRequest(
-            f"price {body.price_per_h} is not an amount in US dollars an hour", hint=Hint(HintCode.POOL_PRICE)
-        )
+    for what, amount in (("price", body.price_per_h), ("cap", body.cap_per_h)):
+        if amount is not None and not (math.isfinite(amount) and 0.0 <= amount <= PRICE_MAX):
+            raise BadRequest(f"{what} {amount} is not an amount in US dollars an hour", hint=Hint(HintCode.POOL_PRICE))
+    if max(len(body.zones), len(body.settings)) > SETTINGS_MAX:
+        raise BadRequest(f"a pool has at most {SETTINGS_MAX} zones and {SETTINGS_MAX} settings")
+    for name, value in body.settings.items():
+        if not is_name(name) or len(value) > SETTING_CHARS_MAX or not value.isprintable():
+            raise BadRequest(f"the setting {name[:80]!r} is not valid", hint="use a name and one line of text")
+    for zone in body.zones:
+        if not is_name(zone):
+            raise BadRequest(f"{zone[:80]!r} is not a valid zone", hint="use letters, digits and . _ -")
     if body.zone and not is_name(body.zone):
         raise BadRequest(f"{body.zone[:80]!r} is not a valid zone", hint="use letters, digits and . _ -")
     if services.offer is None:
         raise BadRequest("this head has no providers of nodes")
+    terms = PoolTerms(template=body.node, zones=tuple(body.zones), settings=body.settings, price_per_h=body.price_per_h)
+    template = services.offer(body.provider, terms)
+    if template.listed and not _LABEL.fullmatch(pool_id):
+        raise BadRequest(
+            f"{pool_id[:80]!r} cannot name a pool of provider {body.provider}, whose nodes join by their name",
+            hint="use letters, digits, - and _",
+        )
+    price_per_h = body.price_per_h or min((offer.price_per_h for offer in template.offers), default=0.0)
+    if body.cap_per_h is not None:
+        _check_cap(body.cap_per_h, price_per_h)
     return NodePool(
         id=pool_id,
         provider=body.provider,
-        template=services.offer(body.provider, body.node),
+        template=template,
         min_nodes=body.min_nodes,
         max_nodes=body.max_nodes,
-        price_per_h=body.price_per_h,
+        price_per_h=price_per_h,
         idle_s=parse_duration_s(body.idle, what="idle"),
         start_limit_s=parse_duration_s(body.start_limit, what="start limit"),
         zone=body.zone,
+        settings=tuple(sorted(body.settings.items())),
+        cap_per_h=body.cap_per_h,
         by=by,
         created_s=services.clock.now_s(),
     )
+
+
+def _check_cap(cap_per_h: float, price_per_h: float) -> None:
+    """Check that the cap allows a node.
+
+    Raises:
+        BadRequest: it does not, or the price of a node is unknown.
+    """
+    if price_per_h <= 0.0:
+        raise BadRequest(
+            "a pool with a cap needs the price of a node, which is not known", hint=Hint(HintCode.POOL_PRICE)
+        )
+    if cap_per_h < price_per_h:
+        raise BadRequest(
+            f"a cap of ${cap_per_h:g} an hour allows no node: the cheapest costs ${price_per_h:g} an hour",
+            hint=Hint(HintCode.POOL_PRICE),
+        )

@@ -19,7 +19,7 @@ from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.node_pool import PoolNodeState
 from phalanx.core.units import format_duration
-from phalanx.wire.api.pools import PoolView
+from phalanx.wire.api.pools import PoolOfferView, PoolView
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -41,12 +41,19 @@ def pools(head: Client, now_s: float) -> ListView:
 
 @pools.command()
 @click.argument("name")
-@click.option("--provider", required=True, metavar="NAME", help="Starts the nodes: virtual.")
-@click.option("--node", required=True, metavar="1x[MODEL:]N", help="What each node has: 1xh100:8.")
+@click.option("--provider", required=True, metavar="NAME", help="Starts the nodes: virtual, command, aws.")
+@click.option("--node", default="", metavar="1x[MODEL:]N", help="What each node has: 1xh100:8.")
+@click.option("--type", "kinds", default="", metavar="TYPE,...", help="Or its type at the provider: p5.48xlarge.")
 @click.option("--min", "min_nodes", default=0, metavar="N", help="Nodes that always run. [0]")
 @click.option("--max", "max_nodes", required=True, type=int, metavar="N", help="Nodes at most.")
 @click.option(
-    "--price", default="0", metavar="USD/h", help="Price of one node: 2/h. The cheapest per GPU is used first."
+    "--price", default="", metavar="USD/h", help="Price of one node: 2/h. The cheapest per GPU is used first."
+)
+@click.option("--cap", default="", metavar="USD/h", help="All nodes together cost at most: 400/h.")
+@click.option("--zones", default="", metavar="A,B", help="Where the provider looks for nodes, in this order.")
+@click.option("--spot", is_flag=True, help="Spot capacity, which the provider may take back.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the provider (docs/pools.md)."
 )
 @click.option("--zone", default="", metavar="ZONE", help="Where the nodes are; their label `zone`.")
 @click.option("--idle", default="5m", type=DURATION, metavar="TIME", help="Release a node without a job after. [5m]")
@@ -57,23 +64,33 @@ def add(
     name: str,
     provider: str,
     node: str,
+    kinds: str,
     min_nodes: int,
     max_nodes: int,
     price: str,
+    cap: str,
+    zones: str,
+    spot: bool,
+    settings: tuple[str, ...],
     zone: str,
     idle: str,
     start_limit: str,
 ) -> None:
     """Add a node pool."""
+    if bool(node) == bool(kinds):
+        raise BadRequest("say what each node has, either by --node or by --type", hint="--node 1xh100:8")
     head = connect()
     check_new("pool", name, (pool.id for pool in head.pools()))
     pool = head.put_pool(
         name,
         provider=provider,
-        node=node,
+        node=node or kinds,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        price_per_h=_price_per_h(price),
+        price_per_h=_amount_per_h("--price", price),
+        cap_per_h=_amount_per_h("--cap", cap),
+        zones=[word for word in zones.split(",") if word],
+        settings=_settings(settings, spot=spot),
         idle=idle,
         start_limit=start_limit,
         zone=zone,
@@ -107,11 +124,27 @@ def remove(name: str, as_json: bool) -> None:
     print_change(connect().remove_pool(name), f"pool {name} releases its nodes and is then removed", as_json=as_json)
 
 
-def _price_per_h(text: str) -> float:
+def _amount_per_h(option: str, text: str) -> float | None:
+    if not text:
+        return None
     match = _PRICE.fullmatch(text.strip())
     if match is None:
-        raise BadRequest(f"--price {text!r} is not an amount in US dollars an hour", hint="use --price 2/h")
+        raise BadRequest(f"{option} {text!r} is not an amount in US dollars an hour", hint=f"use {option} 2/h")
     return float(match[1])
+
+
+def _settings(words: tuple[str, ...], *, spot: bool) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not sign or not name:
+            raise BadRequest(f"--set {word!r} is not NAME=VALUE")
+        found[name] = value
+    if spot:
+        if "market" in found:
+            raise BadRequest("--spot means --set market=spot: give one of the two")
+        found["market"] = "spot"
+    return found
 
 
 def _lines(found: list[PoolView], screen: Terminal) -> list[str]:
@@ -153,7 +186,8 @@ def _page(pool: PoolView, screen: Terminal, now_s: float) -> list[str]:
     zone = f" in {pool.zone}" if pool.zone else ""
     lines = [
         f"{screen.paint(f'pool {pool.id}', 'bold')}: {sizes} by {pool.provider}{zone}",
-        f"${pool.price_per_h:g} an hour for each node, ${pool.cost_per_h:g} an hour now",
+        f"${pool.price_per_h:g} an hour for each node, ${pool.cost_per_h:g} an hour now"
+        + ("" if pool.cap_per_h is None else f", at most ${pool.cap_per_h:g}"),
         f"release: after {format_duration(pool.idle_s)} without a job; give up: not up after {format_duration(pool.start_limit_s)}",
     ]
     if pool.removing:
@@ -162,15 +196,42 @@ def _page(pool: PoolView, screen: Terminal, now_s: float) -> list[str]:
         wait_s = pool.retry_at_s - now_s
         again = f"the next order in {format_duration(wait_s)}" if wait_s > 0.0 else "the next order when a job needs it"
         lines.append(f"{cells.count(pool.failures, 'node')} given up in a row: {pool.failure}; {again}")
+    if pool.list_problem:
+        lines.append(f"its machines cannot be listed, so strays are not seen: {pool.list_problem}")
+    if pool.offers:
+        lines += table(_OFFER_COLUMNS, [_offer_row(offer, now_s) for offer in pool.offers], screen)
     if not pool.nodes:
         return [*lines, "no nodes now"]
     columns = (
         Column(title="NODE"),
         Column(title="STATE"),
         Column(title="SINCE", right=True),
+        Column(title="MACHINE", hide_empty=True),
+        Column(title="OFFER", hide_empty=True),
         Column(title="WHY", min_width=12, hide_empty=True),
     )
     rows: list[list[Cell | str]] = [
-        [Cell(node.id, "bold"), node.state.value, cells.age(node.changed_s, now_s), node.why] for node in pool.nodes
+        [
+            Cell(node.id, "bold"),
+            node.state.value,
+            cells.age(node.changed_s, now_s),
+            node.machine,
+            node.offer,
+            "; ".join(filter(None, (node.why, node.problem))),
+        ]
+        for node in pool.nodes
     ]
     return [*lines, *table(columns, rows, screen)]
+
+
+_OFFER_COLUMNS: Final = (
+    Column(title="OFFER"),
+    Column(title="USD/H", right=True),
+    Column(title="NEXT TRY", right=True, hide_empty=True),
+    Column(title="REFUSED BECAUSE", min_width=12, hide_empty=True),
+)
+
+
+def _offer_row(offer: PoolOfferView, now_s: float) -> list[Cell | str]:
+    wait_s = offer.refused_until_s - now_s
+    return [offer.offer, f"{offer.price_per_h:g}", format_duration(wait_s) if wait_s > 0.0 else "", offer.why]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.controller.impossible_jobs import record_impossible_jobs
+from phalanx.controller.requests.machine_sweep import MachineSweep
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound
@@ -18,6 +19,7 @@ from phalanx.core.fleet.node import Cordon, Node
 from phalanx.core.fleet.node_pool import (
     COMING_STATES,
     POOL_NODES_MAX,
+    NodeOffer,
     NodePool,
     PoolNode,
     PoolNodeState,
@@ -28,13 +30,15 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.events import ImpossibleJob, PutNodePool, RemoveNodePool
+from phalanx.core.state.history import HistoryFacts
 from phalanx.core.state.plan import Plan, WantedNodes
 from phalanx.core.state.records import NODE_POOLS, POOL_NODES
 from phalanx.core.state.reports import ProviderOutcome, ProviderReported
 from phalanx.core.work.users import Action
 
-CALL_AGAIN_S: Final = 15.0  # an unanswered call is repeated: it may have been lost with the head that sent it
+LIST_EVERY_S: Final = 60.0  # between two lists of the machines of a pool
 handlers: Final = RequestHandlers()
+_Call = tuple[str, ProviderAction, str]
 
 
 @handlers.add(PutNodePool, Action.OPERATE, audit=lambda request, _: f"node pool {request.pool.id}")
@@ -50,7 +54,7 @@ def put_pool(context: StepContext, request: PutNodePool) -> NodePool:
     if known is not None:
         if known.removing:
             raise Conflict(f"node pool {pool.id} is being removed", hint="wait until it is gone")
-        if (known.provider, known.template.text, known.zone) != (pool.provider, pool.template.text, pool.zone):
+        if _nodes_of(known) != _nodes_of(pool):
             raise Conflict(
                 f"node pool {pool.id} has {known.template.text} of provider {known.provider}: its nodes cannot change",
                 hint="add a pool with another name",
@@ -60,6 +64,7 @@ def put_pool(context: StepContext, request: PutNodePool) -> NodePool:
             min_nodes=pool.min_nodes,
             max_nodes=pool.max_nodes,
             price_per_h=pool.price_per_h,
+            cap_per_h=pool.cap_per_h,
             idle_s=pool.idle_s,
             start_limit_s=pool.start_limit_s,
         )
@@ -68,6 +73,12 @@ def put_pool(context: StepContext, request: PutNodePool) -> NodePool:
         text = f"node pool {pool.id}: {pool.min_nodes} to {pool.max_nodes} nodes of {pool.template.text} by {pool.provider}"
         context.add_history("pool_set", text, by=request.pool.by)
     return pool
+
+
+def _nodes_of(pool: NodePool) -> tuple[object, ...]:
+    """What decides what its nodes are. Prices of offers may change: of a pool that exists, those of its start hold."""
+    offers = tuple(offer.text for offer in pool.template.offers)
+    return pool.provider, pool.template.text, pool.zone, pool.settings, frozenset(offers)
 
 
 @handlers.add(RemoveNodePool, Action.OPERATE, audit=lambda request, _: f"node pool {request.pool_id}")
@@ -94,8 +105,15 @@ def apply_outcome(context: StepContext, report: ProviderReported) -> None:
     now_s = context.now.wall_s
     match report.outcome:
         case ProviderOutcome.STARTED:
-            if member.state is PoolNodeState.REQUESTED:
-                context.change.put(member.enters(PoolNodeState.PROVISIONING, now_s, member.why))
+            if member.state is PoolNodeState.REQUESTED and member.offer == report.offer:
+                started = replace(member, machine=report.machine, machine_since_s=report.machine_s)
+                context.change.put(started.enters(PoolNodeState.PROVISIONING, now_s, member.why))
+        case ProviderOutcome.REFUSED:
+            if member.state is PoolNodeState.REQUESTED and member.offer == report.offer:
+                _take_next_offer(context, member, report.why)
+        case ProviderOutcome.UNANSWERED:
+            if member.state is PoolNodeState.REQUESTED or member.leaving:
+                context.change.put(replace(member, unanswered=member.unanswered + 1, problem=report.why))
         case ProviderOutcome.FAILED:
             if member.state in COMING_STATES:
                 _give_up(context, member, f"the provider could not start it: {report.why}")
@@ -104,8 +122,8 @@ def apply_outcome(context: StepContext, report: ProviderReported) -> None:
             if member.state is not PoolNodeState.REQUESTED and not member.given_up:
                 _give_up(context, member, report.why)
         case ProviderOutcome.STOPPED:
-            if member.leaving and not context.world.attempts_on(member.id):
-                _release(context, member)
+            if member.leaving and not report.machine and not context.world.attempts_on(member.id):
+                _release(context, member, report.machine_s)
 
 
 def with_pool_cordon(context: StepContext, node: Node) -> Node:
@@ -144,12 +162,14 @@ class PoolKeeper:
     Attributes:
         idle_since_s: since when a node of a pool has had no job.
         since_s: since when a node has been in its phase, by token and phase; all states before UP are one phase.
-        called_s: when each unanswered call was last sent, by token and action.
+        called_s: when each unanswered call was last sent, by token, action and offer.
+        sweep: compares what providers list with the records.
     """
 
     idle_since_s: dict[NodeId, float] = field(default_factory=dict)
     since_s: dict[tuple[str, PoolNodeState], float] = field(default_factory=dict)
-    called_s: dict[tuple[str, ProviderAction], float] = field(default_factory=dict)
+    called_s: dict[_Call, float] = field(default_factory=dict)
+    sweep: MachineSweep = field(default_factory=MachineSweep)
 
     def update(self, context: StepContext, plan: Plan) -> None:
         """Advance the lives of all pooled nodes, order what the plan wants, release what idles, and call the providers."""
@@ -157,6 +177,9 @@ class PoolKeeper:
         if not world.node_pools:
             return
         boot_s = context.now.boot_s
+        for listed in context.machine_lists:
+            for member, why in self.sweep.compare(context, listed):
+                _give_up(context, member, why)
         for member in sorted(world.pool_nodes.values(), key=lambda member: member.id):
             _advance(context, member, boot_s - self.since_s.get(_phase(member), boot_s))
         for wanted in plan.wanted:
@@ -164,7 +187,7 @@ class PoolKeeper:
         if plan.needed is not None:
             self._release_idle(context, plan.needed)
         for pool in list(world.node_pools.values()):
-            if pool.removing and not members_of(pool.id, world.pool_nodes):
+            if pool.removing and not members_of(pool.id, world.pool_nodes) and self.sweep.is_clean(pool, boot_s):
                 context.change.remove(NODE_POOLS, pool.id)
         phases = [_phase(member) for member in world.pool_nodes.values()]
         self.since_s = {phase: self.since_s.get(phase, boot_s) for phase in phases}
@@ -199,13 +222,14 @@ class PoolKeeper:
 
     def _call_providers(self, context: StepContext) -> None:
         world, boot_s = context.world, context.now.boot_s
-        sent: dict[tuple[str, ProviderAction], float] = {}
+        sent: dict[_Call, float] = {}
         for member in sorted(world.pool_nodes.values(), key=lambda member: member.id):
             action = _due_action(context, member)
             if action is None:
                 continue
-            at_s = self.called_s.get((member.token, action))
-            if at_s is None or not at_s <= boot_s < at_s + CALL_AGAIN_S:
+            key = (member.token, action, member.offer)
+            at_s = self.called_s.get(key)
+            if at_s is None or not at_s <= boot_s < at_s + member.call_again_s:
                 pool, at_s = world.node_pools[member.pool], boot_s
                 context.provider_calls.append(
                     ProviderCall(
@@ -215,9 +239,31 @@ class PoolKeeper:
                         token=member.token,
                         template=pool.template.text,
                         zone=pool.zone,
+                        pool=pool.id,
+                        offer=member.offer,
+                        settings=pool.settings,
                     )
                 )
-            sent[member.token, action] = at_s
+            sent[key] = at_s
+        for pool in world.node_pools.values():
+            if pool.template.listed:
+                key = (pool.id, ProviderAction.LIST, "")
+                at_s = self.called_s.get(key)
+                if at_s is None or not at_s <= boot_s < at_s + LIST_EVERY_S:
+                    at_s = boot_s
+                    context.provider_calls.append(
+                        ProviderCall(
+                            provider=pool.provider,
+                            action=ProviderAction.LIST,
+                            node_id=NodeId(""),
+                            token=pool.id,
+                            template=pool.template.text,
+                            zone=pool.zone,
+                            pool=pool.id,
+                            settings=pool.settings,
+                        )
+                    )
+                sent[key] = at_s
         self.called_s = sent
 
 
@@ -248,15 +294,19 @@ def _advance(context: StepContext, member: PoolNode, waited_s: float) -> None:
     if after.state is PoolNodeState.UP and node is not None:
         if pool.failures:
             context.change.put(replace(pool, failures=0, failure="", retry_at_s=0.0))
-        if pool.zone and "zone" not in node.labels:
-            context.change.put(replace(node, labels={**node.labels, "zone": pool.zone}))
+        zone = next((offer.zone for offer in pool.offers if offer.text == member.offer), pool.zone)
+        if zone and "zone" not in node.labels:
+            context.change.put(replace(node, labels={**node.labels, "zone": zone}))
 
 
 def _order(context: StepContext, wanted: WantedNodes) -> None:
-    """Record the intent to start nodes, never more than the pool's maximum; the call follows this commit."""
+    """Record the intent to start nodes, never more than the pool's maximum and cap; the call follows this commit."""
     pool, now_s = context.world.node_pools[wanted.pool], context.now.wall_s
-    room = pool.max_nodes - len(members_of(pool.id, context.world.pool_nodes))
+    room = pool.places(members_of(pool.id, context.world.pool_nodes))
     for _ in range(min(wanted.count, room)):
+        offer = _next_offer(context, pool)
+        if offer is None:
+            break
         node_id = NodeId(f"{pool.id}-{pool.next_number}")
         pool = replace(pool, next_number=pool.next_number + 1)
         if node_id in context.world.nodes:  # a server of this name has joined by itself
@@ -270,11 +320,35 @@ def _order(context: StepContext, wanted: WantedNodes) -> None:
                 requested_s=now_s,
                 changed_s=now_s,
                 why=wanted.why,
+                offer=offer.text,
+                price_per_h=offer.price_per_h,
             )
         )
         text, facts = f"pool {pool.id} starts {node_id}: {wanted.why}", device_facts(pool.template.devices, pool.id)
         context.add_history("node_requested", text, node_id=node_id, facts=facts)
     context.change.put(pool)
+
+
+def _next_offer(context: StepContext, pool: NodePool, beside: NodeId | None = None) -> NodeOffer | None:
+    """The offer to try next, within the cap with all nodes of the pool; those of `beside` are left out."""
+    members = members_of(pool.id, context.world.pool_nodes)
+    spent_per_h = sum(member.price_per_h for member in members if member.id != beside)
+    return pool.next_offer(spent_per_h, context.now.wall_s)
+
+
+def _take_next_offer(context: StepContext, member: PoolNode, why: str) -> None:
+    """Record that the offer was refused, and the next one to try; only after that commit it is tried. Without one the node is given up."""
+    now_s = context.now.wall_s
+    pool = context.world.node_pools[member.pool].after_refusal(member.offer, why, now_s)
+    offer = _next_offer(context, pool, member.id)
+    if offer is not None:
+        context.change.put(pool)
+        context.change.put(replace(member, offer=offer.text, price_per_h=offer.price_per_h, unanswered=0, problem=""))
+        return
+    where = f"{member.offer}: " if member.offer else ""
+    text = f"no offer is left to try, the last: {where}{why}"
+    context.change.put(pool.without_offers(f"{member.id}: {text}", now_s))
+    _leave(context, member.enters(PoolNodeState.DOWN, now_s, text, given_up=True))
 
 
 def _give_up(context: StepContext, member: PoolNode, why: str) -> None:
@@ -307,13 +381,19 @@ def _cordon_of(member: PoolNode, now_s: float) -> Cordon:
     return Cordon(by=f"pool {member.pool}", why=f"is being released: {member.why}", since_s=now_s, drain=True)
 
 
-def _release(context: StepContext, member: PoolNode) -> None:
-    """Remove the records of a node of which nothing runs any more."""
+def _release(context: StepContext, member: PoolNode, machine_until_s: float) -> None:
+    """Remove the records of a node of which nothing runs any more. The history keeps what its machine is charged for."""
     node = context.world.nodes.get(member.id)
     if node is not None:
         context.lost[member.id] = None
         context.change.remove_node(node)
     context.change.remove(POOL_NODES, member.id)
-    lived_s = max(0.0, context.now.wall_s - member.requested_s)
+    now_s = context.now.wall_s
+    lived_s = max(0.0, now_s - member.requested_s)
     text = f"{member.id} is released after {lived_s:.0f} s: {member.why}"
-    context.add_history("node_released", text, node_id=member.id)
+    machine: HistoryFacts = {
+        "machine": member.machine,
+        "since_s": member.machine_since_s,
+        "until_s": machine_until_s or now_s,
+    }
+    context.add_history("node_released", text, node_id=member.id, facts=machine if member.machine else None)

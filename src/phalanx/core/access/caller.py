@@ -30,6 +30,7 @@ class Caller:
     Attributes:
         sha256: of the token, to check it again while a stream is open; empty for derived tokens.
         request_limits: of the token, on requests to services; `limited_as`: the token with which it shares them, None if that is itself.
+        joins_as: the only node as which it may join; None if it may choose the name.
         session: key of the browser's session that the request came with; empty if the request carried the token itself.
     """
 
@@ -38,6 +39,7 @@ class Caller:
     token_id: TokenId
     scope: frozenset[Action] = frozenset()
     node_id: NodeId | None = None
+    joins_as: NodeId | None = None
     projects: frozenset[ProjectId] = frozenset()
     admin_of: frozenset[ProjectId] = frozenset()
     request_limits: RequestLimits = NO_REQUEST_LIMITS

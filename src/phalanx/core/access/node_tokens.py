@@ -10,6 +10,7 @@ from phalanx.core.work.seats import Seat, parse_seat
 
 _PREFIX = "phxn"
 _JOIN_PREFIX = "phxj"
+_MACHINE_PREFIX = "phxm"
 
 
 def node_token(secret: bytes, node_id: NodeId) -> str:
@@ -67,6 +68,24 @@ def join_expiry(secret: bytes, token: str, salt: str = "") -> float | None:
     return float(until)
 
 
+def machine_join_token(secret: bytes, node_id: NodeId, order: str) -> str:
+    """The token by which the machine of a pool's order joins: for that one node, until it is up. `order`: the order's own token."""
+    return f"{_MACHINE_PREFIX}.{node_id}.{_machine_mac(secret, node_id, order)}"
+
+
+def node_of_machine_token(token: str) -> NodeId | None:
+    """The node that such a token names; None for any other text. Whether the token is valid follows from the node's order."""
+    prefix, _, rest = token.partition(".")
+    name, _, mac = rest.rpartition(".")
+    return NodeId(name) if prefix == _MACHINE_PREFIX and name and mac else None
+
+
+def is_machine_token(secret: bytes, token: str, node_id: NodeId, order: str) -> bool:
+    """Whether the token is that of the node's order. Compares in constant time."""
+    wanted = machine_join_token(secret, node_id, order).encode()
+    return hmac.compare_digest(token.encode(errors="replace"), wanted)
+
+
 def looks_like_join(token: str) -> bool:
     """Whether the text has the form of a join token, of any head; used for better error messages."""
     return token.startswith(f"{_JOIN_PREFIX}.")
@@ -74,6 +93,11 @@ def looks_like_join(token: str) -> bool:
 
 def _join_mac(secret: bytes, until: str, salt: str) -> str:
     text = f"phalanx join {until}" + (f" {salt}" if salt else "")
+    return hmac.new(secret, text.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
+
+
+def _machine_mac(secret: bytes, node_id: NodeId, order: str) -> str:
+    text = f"phalanx machine {node_id} {order}"
     return hmac.new(secret, text.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
 
 

@@ -21,6 +21,8 @@ RETURN_WAIT_S: Final = (
 )
 BACKOFF_S: Final = 30.0  # after the first node that did not come up; doubled by each further one
 BACKOFF_MAX_S: Final = 1800.0
+REFUSAL_MEMORY_S: Final = 600.0  # an offer that was refused is not tried again for so long
+CALL_AGAIN_S: Final = 15.0  # a call without an answer is repeated: it may have been lost with the head that sent it
 
 
 class PoolNodeState(enum.StrEnum):
@@ -43,13 +45,57 @@ COMING_STATES: Final = frozenset({PoolNodeState.REQUESTED, PoolNodeState.PROVISI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOffer:
+    """One way to get a node: a zone, a type and a kind of price. `text`: all of it, for the provider and people; `price_per_h`: US dollars."""
+
+    text: str
+    zone: str = ""
+    price_per_h: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferRefusal:
+    """The provider refused an offer at `at_s` (Unix seconds), and why."""
+
+    offer: str
+    why: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedMachine:
+    """A machine that the provider lists for this head.
+
+    Attributes:
+        machine: the provider's id of it.
+        token: idempotency token of its order.
+        offer: the text of the offer that brought it; empty if the provider has none.
+        ended: nothing of it runs or is charged any more.
+    """
+
+    machine: str
+    node_id: NodeId
+    token: str
+    offer: str = ""
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTemplate:
-    """What a node of a pool offers. `text`: as the operator wrote it, for the provider, such as `h100:8`."""
+    """What a node of a pool offers.
+
+    Attributes:
+        text: as the operator wrote it, for the provider, such as `h100:8`.
+        offers: the ways to get such a node, in the order in which they are tried; empty if there is only one.
+        listed: the provider lists its machines, and the sweeper compares them with the records.
+    """
 
     text: str
     devices: tuple[Device, ...]
     cpus: int
     memory_bytes: int
+    offers: tuple[NodeOffer, ...] = ()
+    listed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +113,10 @@ class NodePool:
         failures: nodes given up since the last one that came up.
         failure: why the last one was given up.
         retry_at_s: no node is ordered before.
+        settings: of the provider, as the operator wrote them.
+        cap_per_h: all its nodes together cost at most so many US dollars an hour; None: no cap.
+        refusals: the newest one of each offer.
+        list_problem: why the machines could not be listed the last time; empty if they were.
     """
 
     id: PoolId
@@ -85,6 +135,15 @@ class NodePool:
     failures: int = 0
     failure: str = ""
     retry_at_s: float = 0.0
+    settings: tuple[tuple[str, str], ...] = ()
+    cap_per_h: float | None = None
+    refusals: tuple[OfferRefusal, ...] = ()
+    list_problem: str = ""
+
+    @property
+    def offers(self) -> tuple[NodeOffer, ...]:
+        """The ways to get a node; of a provider without offers, the one."""
+        return self.template.offers or (NodeOffer(text="", zone=self.zone, price_per_h=self.price_per_h),)
 
     @property
     def price_per_device_h(self) -> float:
@@ -95,6 +154,49 @@ class NodePool:
         """How long it still orders no node, at `now_s`; 0 if it may. A wait beyond the longest one means that the clock was set."""
         wait_s = self.retry_at_s - now_s
         return wait_s if 0.0 < wait_s <= BACKOFF_MAX_S else 0.0
+
+    def refused_until_s(self, offer: NodeOffer, now_s: float) -> float:
+        """Until when the offer is not tried again (Unix seconds); 0 if it may be. A refusal in the future means that the clock was set."""
+        for refusal in self.refusals:
+            if refusal.offer == offer.text and refusal.at_s <= now_s < refusal.at_s + REFUSAL_MEMORY_S:
+                return refusal.at_s + REFUSAL_MEMORY_S
+        return 0.0
+
+    def next_offer(self, spent_per_h: float, now_s: float) -> NodeOffer | None:
+        """The first offer that was not refused of late and that the cap allows beside nodes that cost `spent_per_h` together."""
+        for offer in self.offers:
+            within = self.cap_per_h is None or spent_per_h + offer.price_per_h <= self.cap_per_h
+            if within and not self.refused_until_s(offer, now_s):
+                return offer
+        return None
+
+    @property
+    def most_nodes(self) -> int:
+        """How many nodes it can have at once, by its maximum and its cap."""
+        price_per_h = min(offer.price_per_h for offer in self.offers)
+        if self.cap_per_h is None or price_per_h <= 0.0:
+            return self.max_nodes
+        return min(self.max_nodes, int(self.cap_per_h / price_per_h + 1e-9))
+
+    def places(self, members: Iterable[PoolNode]) -> int:
+        """How many more nodes the pool may have beside its nodes `members`, by its maximum and its cap."""
+        held = list(members)
+        places = 0 if self.removing else max(0, self.max_nodes - len(held))
+        price_per_h = min(offer.price_per_h for offer in self.offers)
+        if self.cap_per_h is None or price_per_h <= 0.0:
+            return places
+        left_per_h = self.cap_per_h - sum(member.price_per_h for member in held)
+        return min(places, max(0, int(left_per_h / price_per_h + 1e-9)))
+
+    def after_refusal(self, offer: str, why: str, now_s: float) -> NodePool:
+        """With a refused offer, which is not tried again for a while."""
+        others = tuple(refusal for refusal in self.refusals if refusal.offer != offer)
+        return replace(self, refusals=(*others, OfferRefusal(offer=offer, why=why, at_s=now_s)))
+
+    def without_offers(self, why: str, now_s: float) -> NodePool:
+        """With no offer left: it waits until one may be tried again. A pool whose cap allows no further node keeps its time."""
+        until_s = min(filter(None, (self.refused_until_s(offer, now_s) for offer in self.offers)), default=0.0)
+        return replace(self, failures=self.failures + 1, failure=why, retry_at_s=max(self.retry_at_s, until_s))
 
     def after_failure(self, why: str, now_s: float) -> NodePool:
         """With one more node given up: the next order waits longer."""
@@ -111,6 +213,11 @@ class PoolNode:
         changed_s: when it entered its state.
         why: why it was ordered, is down, or is released.
         given_up: it is DOWN for good and will be released. A DOWN node that is not may still return.
+        offer: the text of the offer that is tried, or that brought it. Another one is tried only after this one was refused for certain.
+        price_per_h: of that offer, in US dollars.
+        machine: the provider's id of its machine; empty until the provider has confirmed it, and for a provider without ids.
+        machine_since_s: since when the machine is charged, by the provider's clock; 0 if unknown.
+        unanswered: calls of its present state that the provider did not answer; `problem`: why the last one.
     """
 
     id: NodeId
@@ -121,6 +228,17 @@ class PoolNode:
     changed_s: float
     why: str = ""
     given_up: bool = False
+    offer: str = ""
+    price_per_h: float = 0.0
+    machine: str = ""
+    machine_since_s: float = 0.0
+    unanswered: int = 0
+    problem: str = ""
+
+    @property
+    def call_again_s(self) -> float:
+        """After how long its call is repeated: sooner if the provider could not answer the first ones."""
+        return min(CALL_AGAIN_S, 2.0 ** (self.unanswered - 1)) if self.unanswered else CALL_AGAIN_S
 
     @property
     def leaving(self) -> bool:
@@ -129,7 +247,7 @@ class PoolNode:
 
     def enters(self, state: PoolNodeState, now_s: float, why: str = "", *, given_up: bool = False) -> PoolNode:
         """The node in another state."""
-        return replace(self, state=state, changed_s=now_s, why=why, given_up=given_up)
+        return replace(self, state=state, changed_s=now_s, why=why, given_up=given_up, unanswered=0, problem="")
 
 
 def next_life(member: PoolNode, pool: NodePool, node: Node | None, now_s: float, waited_s: float) -> PoolNode:
@@ -194,5 +312,5 @@ def startable_nodes(
         if pool.removing:
             continue
         registered = sum(member.id in known for member in members.values() if member.pool == pool.id)
-        for number in range(pool.max_nodes - registered):
+        for number in range(pool.most_nodes - registered):
             yield pool, template_node(pool, NodeId(f"{pool.id}+{number + 1}"))

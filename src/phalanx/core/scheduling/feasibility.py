@@ -412,7 +412,10 @@ class FeasibilityChecker:
         ]
         pools = {pool.id: pool for pool, node in self._pooled.values() if could_hold_part(shapes, node)}
         if pools:
-            text = [f"{name} (at most {pool.max_nodes} nodes)" for name, pool in sorted(pools.items())]
+            text = [
+                f"{name} (at most {pool.most_nodes} node{'' if pool.most_nodes == 1 else 's'})"
+                for name, pool in sorted(pools.items())
+            ]
             return _not_now(f"needs nodes of pool {_listed(text)}", str(shapes[0]))
         why = _listed([f"{node_id} {reason}" for node_id, reason in away])
         return replace(_not_now(why, str(shapes[0])), nodes=tuple(node_id for node_id, _ in away))

@@ -411,7 +411,7 @@ def _room(pool: NodePool, cluster: ClusterSnapshot, now_s: float) -> int:
 
 def _places(pool: NodePool, cluster: ClusterSnapshot) -> int:
     """How many more nodes the pool may have."""
-    return 0 if pool.removing else max(0, pool.max_nodes - len(members_of(pool.id, cluster.pool_nodes)))
+    return pool.places(members_of(pool.id, cluster.pool_nodes))
 
 
 def _by_price(cluster: ClusterSnapshot) -> list[NodePool]:

@@ -708,4 +708,4 @@ class Scheduler:
 
 def _pool_size(pool: NodePool) -> int:
     """The nodes that a pool can have: if they change, waiting jobs are judged again."""
-    return 0 if pool.removing else pool.max_nodes
+    return 0 if pool.removing else pool.most_nodes

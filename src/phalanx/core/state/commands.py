@@ -140,15 +140,19 @@ Command = AttemptCommand | DeleteCheckpoints | LimitPower
 
 
 class ProviderAction(enum.StrEnum):
-    """What a provider is asked to do with an order."""
+    """What a provider is asked to do with an order; LIST: to list the machines that it has by the settings of a pool, whose name is the token."""
 
     START = "start"
     STOP = "stop"
+    LIST = "list"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderCall:
-    """A call of a pool's provider. As the other commands, it is sent after the commit and may be sent again: its token makes it idempotent."""
+    """A call of a pool's provider. As the other commands, it is sent after the commit and may be sent again: its token makes it idempotent.
+
+    `offer`, `settings`, `machine`: as in `ports.provider.NodeOrder`.
+    """
 
     provider: str
     action: ProviderAction
@@ -156,3 +160,7 @@ class ProviderCall:
     token: str
     template: str
     zone: str
+    pool: str = ""
+    offer: str = ""
+    settings: tuple[tuple[str, str], ...] = ()
+    machine: str = ""

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.fleet.node import HeldDataset, Node
+from phalanx.core.fleet.node_pool import ListedMachine
 from phalanx.core.fleet.power_limits import PowerLimits
 from phalanx.core.ids import (
     Epoch,
     Generation,
     JobId,
     NodeId,
+    PoolId,
     ProjectId,
     ServiceId,
     SupervisorId,
@@ -272,21 +274,51 @@ class AttemptWithdrawn:
 
 
 class ProviderOutcome(enum.StrEnum):
-    """What a provider reports of an order: it is being started, could not be, is stopped, or ended by itself."""
+    """What a provider reports of an order: it is being started, could not be, is stopped, or ended by itself.
+
+    REFUSED: the offer brings no node now, and nothing was started. UNANSWERED: the call may have been carried out or not.
+    """
 
     STARTED = "started"
     FAILED = "failed"
     STOPPED = "stopped"
     LOST = "lost"
+    REFUSED = "refused"
+    UNANSWERED = "unanswered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderReported:
-    """The outcome of an order, by its token. `why`: of FAILED and LOST."""
+    """The outcome of an order, by its token.
+
+    Attributes:
+        why: of all but STARTED and STOPPED.
+        offer: that was tried.
+        machine: the provider's id of the machine; empty if it has none.
+        machine_s: STARTED: since when the machine is charged; STOPPED: until when. Unix seconds by the provider's clock, 0 if unknown.
+    """
 
     node_id: NodeId
     token: str
     outcome: ProviderOutcome
+    why: str = ""
+    offer: str = ""
+    machine: str = ""
+    machine_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachinesListed:
+    """All machines of this head that a provider has by the settings of one pool, of other pools too.
+
+    Attributes:
+        asked_boot_s: CLOCK_BOOTTIME when it was asked.
+        why: the list could not be read; empty if it is complete.
+    """
+
+    pool: PoolId
+    asked_boot_s: float
+    machines: tuple[ListedMachine, ...] = ()
     why: str = ""
 
 
@@ -414,6 +446,7 @@ Report = (
     | SeatLost
     | AttemptWithdrawn
     | ProviderReported
+    | MachinesListed
     | UsageCounted
     | IdleJobsObserved
     | LoadObserved

@@ -10,13 +10,13 @@ import json
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.device import Device
-from phalanx.core.fleet.node_pool import NodeTemplate
+from phalanx.core.fleet.node_pool import ListedMachine, NodeTemplate
 from phalanx.core.fleet.virtual_devices import MODEL_PREFIX, VirtualDevices, parse_virtual_devices
 from phalanx.core.ids import NodeId
 from phalanx.durable_files import make_directory, remove_file
@@ -26,7 +26,7 @@ from phalanx.node.files.rmtree import remove_tree
 from phalanx.node.probes.devices import node_facts
 from phalanx.planner.facts.gpus import find_gpu
 from phalanx.ports.engine import EngineContext, LocalNode
-from phalanx.ports.provider import LostNode, NodeOrder, NodeProvider, ProviderType
+from phalanx.ports.provider import LostNode, NodeOrder, NodeProvider, PoolTerms, ProviderType, StartedMachine
 
 NAME: Final = "virtual"
 DEVICES_MAX: Final = 256  # of one node
@@ -62,15 +62,18 @@ class VirtualProvider:
     _lost: list[LostNode] = field(default_factory=list)
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
-    def offer(self, template: str) -> NodeTemplate:
+    def offer(self, terms: PoolTerms) -> NodeTemplate:
         """Return what a node of a template such as `1xh100:8` has.
 
         Raises:
-            BadRequest: the template has another form, an unknown model, or too many devices; or several heads share the store.
+            BadRequest: the template has another form, an unknown model, or too many devices; there are zones or settings; or several heads share
+                the store.
         """
+        if terms.zones or terms.settings:
+            raise BadRequest(f"nodes of provider {NAME} have no zones and no settings: they are on the head's machine")
         if not self.sole_head:
             raise BadRequest("virtual nodes are on the head's machine, but several heads share the store")
-        asked = _parse(template)
+        asked = _parse(terms.template)
         model = MODEL_PREFIX + asked.model if asked.model else "virtual"
         make_directory("pools.home", self.home)
         facts = node_facts(self.home)
@@ -109,7 +112,7 @@ class VirtualProvider:
                 )
         self.engine.watch()
 
-    def start(self, order: NodeOrder) -> None:
+    def start(self, order: NodeOrder) -> StartedMachine | None:
         """Start the node's supervisor unless it runs.
 
         Raises:
@@ -122,15 +125,16 @@ class VirtualProvider:
         self._tokens[order.node_id] = order.token
         self.engine.add(_local_node(order))
         self.engine.start(order.node_id)
+        return None
 
-    def stop(self, order: NodeOrder) -> None:
+    def stop(self, order: NodeOrder) -> float | None:
         """Stop the node's supervisor and its processes, and remove its files; nothing if another order has the node now.
 
         Raises:
             OSError: its files could not be removed.
         """
         if self._tokens.get(order.node_id) != order.token:
-            return
+            return None
         self.engine.stop(order.node_id)
         folder = os.path.join(self.home, "nodes", order.node_id)
         if os.path.isdir(folder):
@@ -138,6 +142,7 @@ class VirtualProvider:
         with contextlib.suppress(FileNotFoundError):
             remove_file("pools.order", os.path.join(self.home, f"{order.node_id}.order"))
         del self._tokens[order.node_id]
+        return None
 
     def observe(self) -> Sequence[LostNode]:
         """Return the nodes whose supervisors ended since the last call."""
@@ -147,6 +152,11 @@ class VirtualProvider:
             if token is not None:
                 found.append(LostNode(node_id=death.node_id, token=token, why=death.why))
         return found
+
+    def machines(self, settings: Mapping[str, str]) -> Sequence[ListedMachine]:
+        """Return nothing: the order files, which `open` compares with the records, are the list."""
+        del settings
+        return ()
 
     def close(self, *, keep_nodes: bool) -> None:
         """Stop watching; unless `keep_nodes`, stop the nodes, whose orders stay."""

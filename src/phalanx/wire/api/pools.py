@@ -10,12 +10,31 @@ from phalanx.wire.api.jobs import ImpossibleJobView
 
 
 class PoolNodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of a pool. `why`: why it was ordered, is down, or is released."""
+    """A node of a pool.
+
+    Attributes:
+        why: why it was ordered, is down, or is released.
+        offer: by which it is started; empty if the pool has only one.
+        machine: the provider's id of its machine.
+        problem: why the provider could not answer the last call for it.
+    """
 
     id: NodeId
     state: PoolNodeState
     requested_s: float
     changed_s: float
+    why: str = ""
+    offer: str = ""
+    machine: str = ""
+    problem: str = ""
+
+
+class PoolOfferView(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to get a node of a pool. `refused_until_s`: it is not tried before (Unix seconds), and `why`; 0 if it may be tried now."""
+
+    offer: str
+    price_per_h: float
+    refused_until_s: float = 0.0
     why: str = ""
 
 
@@ -31,6 +50,10 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
         start_limit_s: a node that is not up so long after its request is given up.
         failure: why the last node was given up; empty once another came up.
         retry_at_s: no node is ordered before (Unix seconds); 0 without a failure.
+        cap_per_h: all its nodes together cost at most so many US dollars an hour; None: no cap.
+        settings: of its provider.
+        offers: the ways to get a node, in the order in which they are tried; empty if there is only one.
+        list_problem: why the provider could not list its machines the last time.
     """
 
     id: PoolId
@@ -48,6 +71,10 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     failure: str = ""
     retry_at_s: float = 0.0
+    cap_per_h: float | None = None
+    settings: dict[str, str] = {}
+    offers: list[PoolOfferView] = []
+    list_problem: str = ""
     nodes: list[PoolNodeView] = []
 
 
@@ -65,16 +92,26 @@ class PoolReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings of a pool. Times are durations such as "5m"; `price_per_h`: of one node, in US dollars an hour."""
+    """All settings of a pool. Times are durations such as "5m"; amounts are US dollars an hour.
+
+    Attributes:
+        price_per_h: of one node; None for the prices that the provider knows, or 0.
+        cap_per_h: of all its nodes together; None for no cap.
+        zone: where the nodes are; `zones`: where a provider looks for them, in order.
+        settings: of the provider, by name.
+    """
 
     provider: str
     node: str
     max_nodes: int
     min_nodes: int = 0
-    price_per_h: float = 0.0
+    price_per_h: float | None = None
+    cap_per_h: float | None = None
     idle: str = "5m"
     start_limit: str = "10m"
     zone: str = ""
+    zones: list[str] = []
+    settings: dict[str, str] = {}
 
 
 class PoolRemoved(msgspec.Struct, frozen=True, kw_only=True):

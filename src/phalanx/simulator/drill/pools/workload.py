@@ -5,10 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from phalanx.controller.requests.pools import CALL_AGAIN_S
 from phalanx.controller.step_result import StepResult
 from phalanx.core.fleet.capacity import nodes_resources
-from phalanx.core.fleet.node_pool import BACKOFF_MAX_S, RETURN_WAIT_S, NodePool, NodeTemplate
+from phalanx.core.fleet.node_pool import BACKOFF_MAX_S, CALL_AGAIN_S, RETURN_WAIT_S, NodePool, NodeTemplate
 from phalanx.core.ids import NodeId, PoolId, ProjectId, QueueId, UserId
 from phalanx.core.resources import Resources
 from phalanx.core.state.events import PutNodePool, RemoveNodePool, SubmitJob, UncordonNode

@@ -1,0 +1,1 @@
+"""Nodes that a script of the operator starts and stops."""
