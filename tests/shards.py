@@ -111,6 +111,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/contract/test_kubernetes_faults.py",
     "tests/contract/test_kubernetes_rights.py",
     "tests/e2e/test_kubernetes.py",
+    "tests/e2e/test_kubernetes_resident.py",
     "tests/contract/test_backups.py::test_a_slow_disk_between_two_statements_ends_neither_a_backup_nor_a_restore",
     "tests/contract/test_dashboard_browser.py",
     "tests/contract/test_dashboard_types.py",
@@ -557,7 +558,11 @@ SHARDS: tuple[Shard, ...] = (
     ),
     Shard(
         title="Kubernetes: hostile states of a cluster, and the schemas of ten releases",
-        tests=("tests/e2e/test_kubernetes.py", "tests/unit/test_kubernetes_objects.py"),
+        tests=(
+            "tests/e2e/test_kubernetes.py",
+            "tests/e2e/test_kubernetes_resident.py",
+            "tests/unit/test_kubernetes_objects.py",
+        ),
         sources=("engines/kubernetes",),
     ),
     Shard(

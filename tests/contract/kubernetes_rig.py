@@ -62,8 +62,8 @@ class KubernetesRig(KubernetesHead):
 
 
 @contextlib.contextmanager
-def kubernetes(words: tuple[str, ...] = ()) -> Iterator[KubernetesRig]:
-    """See `KubernetesRig`."""
+def kubernetes(words: tuple[str, ...] = (), *, wait_nodes: bool = True) -> Iterator[KubernetesRig]:
+    """See `KubernetesRig`. `wait_nodes`: until all nodes of the cluster are nodes of the head."""
     home, folder = tempfile.mkdtemp(prefix="phalanx-engine-"), tempfile.mkdtemp(prefix="phalanx-fake-")
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, home, ignore_errors=True)
@@ -84,5 +84,5 @@ def kubernetes(words: tuple[str, ...] = ()) -> Iterator[KubernetesRig]:
             kubeconfig=fake.kubeconfig,
         )
         stack.callback(rig.stop)
-        rig.start()
+        rig.start(wait_nodes=wait_nodes)
         yield rig

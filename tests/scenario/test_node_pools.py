@@ -29,6 +29,7 @@ from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.reports import ProviderOutcome, ProviderReported, SupervisorRegistered
 from phalanx.core.state.snapshot import Snapshot, Usage
 from phalanx.core.state.world import World, WorldChange
+from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.job import WaitReasonCode
@@ -336,6 +337,40 @@ def test_a_head_that_dies_between_any_two_steps_orders_once_and_releases_all():
     assert steps.step() == [(STOP, "p-0", "p-0-k1")]
     steps.step(steps.told(ProviderOutcome.STOPPED, "p-0"))
     assert (steps.states(), dict(steps.world.nodes)) == ({}, {})
+
+
+def test_a_node_that_leaves_is_drained_and_then_stopped():
+    steps = Steps()
+    steps.step(PutNodePool(pool=pool(idle_s=10.0)), steps.submit(1))
+    steps.step(steps.told(ProviderOutcome.STARTED, "p-0"))
+    steps.step(steps.hello("p-0"))
+    steps.step()
+    assert len(steps.world.attempts) == 1
+    steps.step(steps.told(ProviderOutcome.LEAVING, "p-0", why="a spot notice"))
+    assert steps.states() == {"p-0": DRAINING}
+    cordon = steps.world.nodes[NodeId("p-0")].cordon
+    assert cordon is not None
+    assert (cordon.drain, "a spot notice" in cordon.why) == (True, True)
+    [attempt] = steps.world.attempts.values()
+    assert attempt.state is AttemptState.STOPPING
+
+
+def test_a_node_that_leaves_before_it_is_up_is_given_up():
+    steps = Steps()
+    steps.step(PutNodePool(pool=pool()), steps.submit(1))
+    assert steps.step(steps.told(ProviderOutcome.LEAVING, "p-0", why="no room")) == [(STOP, "p-0", "p-0-k1")]
+    assert "no room" in steps.world.node_pools[PoolId("p")].failure
+
+
+def test_a_pool_learns_from_its_first_node_which_devices_it_has():
+    steps = Steps()
+    steps.step(PutNodePool(pool=pool()), steps.submit(1))
+    steps.step(steps.told(ProviderOutcome.STARTED, "p-0"))
+    hello = steps.hello("p-0")
+    steps.step(replace(hello, node=replace(hello.node, devices=make_node("p-0", "measured:8").devices)))
+    steps.step()
+    template = steps.world.node_pools[PoolId("p")].template
+    assert {device.model for device in template.devices} == {"measured"}
 
 
 def test_a_node_that_cannot_start_is_stopped_and_its_pool_backs_off():

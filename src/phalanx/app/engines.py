@@ -18,10 +18,13 @@ from phalanx.engines.registry import DEFAULT_ENGINE, engine_type
 from phalanx.node.files.job_accounts import JOBS_AS_VARIABLE
 from phalanx.node.head_link import peer_account
 from phalanx.ports.engine import CertificateFiles, Engine, EngineContext, MachineJoin
+from phalanx.ports.provider import EnginePools
+from phalanx.providers.registry import provider_type
 from phalanx.wire.head_http import fingerprint
 
 if TYPE_CHECKING:
     from phalanx.app.certificates import CertificateAuthority
+    from phalanx.ports.provider import NodeProvider
 
 
 def create_default_engine(options: HeadOptions, head: EngineContext) -> Engine:
@@ -35,6 +38,18 @@ def create_engines(options: HeadOptions, head: EngineContext, default: Engine | 
     if options.engine != DEFAULT_ENGINE:
         engines.append(engine_type(options.engine).create(options.engine_options, head))
     return engines
+
+
+def create_provider(name: str, options: HeadOptions, head: EngineContext) -> NodeProvider:
+    """Create a provider of node pools: that of the engine of this name, or an installed one.
+
+    Raises:
+        BadRequest: it is not installed, or cannot be imported.
+    """
+    own = engine_type(options.engine)
+    if name == options.engine and isinstance(own, EnginePools):
+        return own.create_provider(options.engine_options, head)
+    return provider_type(name).create(head)
 
 
 def engine_context(options: HeadOptions, listeners: Listeners, *, secret: bytes, sole_head: bool) -> EngineContext:

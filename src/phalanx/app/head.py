@@ -30,7 +30,8 @@ from phalanx.api.http.server import ApiServer, TlsSocket
 from phalanx.api.services import HeadServices, JobTracing
 from phalanx.app.audit_checkpoints import FileAuditCheckpoints
 from phalanx.app.clock import SystemClock
-from phalanx.app.engines import create_engines, engine_context
+from phalanx.app.engine_pools import keep_engine_pools
+from phalanx.app.engines import create_engines, create_provider, engine_context
 from phalanx.app.join_service import HeadJoinService, ListenAddress, with_tls
 from phalanx.app.options import HeadOptions, parse_arguments, resolve_options
 from phalanx.app.resources import (
@@ -67,7 +68,6 @@ from phalanx.planner.facts.failure_rules import shipped_rules
 from phalanx.ports.engine import Discovery
 from phalanx.providers.identity.oidc import OidcProvider
 from phalanx.providers.notifications.apprise_notifier import AppriseNotifier
-from phalanx.providers.registry import provider_type
 from phalanx.providers.tracing.otlp_exporter import OtlpExporter
 from phalanx.providers.tracing.position_file import PositionFile
 from phalanx.store.blobs.files import FileBlobs
@@ -152,7 +152,7 @@ class Head:
         self._mailboxes, self._telemetry = Mailboxes(), Telemetry()
         context = engine_context(options, resources.listeners, secret=self._secret, sole_head=resources.elector is None)
         self._engines = create_engines(options, context, resources.default_engine)
-        self._providers = ProviderCalls(create=lambda name: provider_type(name).create(context))
+        self._providers = ProviderCalls(create=lambda name: create_provider(name, options, context))
         settings = ControllerSettings(
             checkpoint_root=self._files("checkpoints"),
             output_root=self._files("outputs"),
@@ -204,6 +204,9 @@ class Head:
         try:
             self._anchors.check_not_truncated(self._driver.audit_tip)
             self._bootstrap()
+            keep_engine_pools(
+                self._options.engine, self._options.engine_options, self._driver, self._providers, self._clock.now_s()
+            )
             self._admit_peer_heads()
             self._mark_missing_nodes_down(found)
             self._server.run(sockets=[self._socket, *self._resources.listeners.programs[:1]])

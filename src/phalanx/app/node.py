@@ -34,7 +34,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -94,8 +94,8 @@ def main() -> int:
     return run().code
 
 
-def run() -> SupervisorResult:
-    """Run until asked to stop."""
+def run(on_signal: Callable[[SupervisorLoop], Callable[[], None]] = lambda loop: loop.terminate) -> SupervisorResult:
+    """Run until asked to stop. `on_signal` returns what a signal to stop calls, in the signal's handler."""
     try:
         given = _take_settings()
     except KeyError as missing:
@@ -132,8 +132,9 @@ def run() -> SupervisorResult:
         print(f"phalanx node: {error}", file=sys.stderr)
         return SupervisorResult(code=_USAGE)
     start_thread("links", links.run)
+    asked_to_stop = on_signal(loop)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.terminate())
+        signal.signal(number, lambda *_: asked_to_stop())
     loop.run()
     if slices is not None:
         slices.close()

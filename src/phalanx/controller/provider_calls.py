@@ -16,7 +16,7 @@ from phalanx.core.fleet.node_pool import NodePool, PoolNode
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.reports import MachinesListed, NodeDied, ProviderOutcome, ProviderReported, Report
-from phalanx.ports.provider import CallUnanswered, NodeOrder, NodeProvider, OfferRefused
+from phalanx.ports.provider import CallUnanswered, LostNode, NodeOrder, NodeProvider, OfferRefused
 
 OBSERVE_EVERY_S: Final = 0.2
 CLOSE_WAIT_S: Final = 30.0
@@ -140,15 +140,14 @@ class _Worker:
             finally:
                 self.unanswered.discard(_key(call))
         if provider is not None:
-            for lost in provider.observe():
-                self.report(
-                    [
-                        NodeDied(node_id=lost.node_id, supervisor_id=None, why=lost.why, confirmed=True),
-                        ProviderReported(
-                            node_id=lost.node_id, token=lost.token, outcome=ProviderOutcome.LOST, why=lost.why
-                        ),
-                    ]
+            for seen in provider.observe():
+                lost = isinstance(seen, LostNode)
+                outcome = ProviderOutcome.LOST if lost else ProviderOutcome.LEAVING
+                reports: list[Report] = (
+                    [NodeDied(node_id=seen.node_id, supervisor_id=None, why=seen.why, confirmed=True)] if lost else []
                 )
+                reports.append(ProviderReported(node_id=seen.node_id, token=seen.token, outcome=outcome, why=seen.why))
+                self.report(reports)
 
     def _opened(self) -> NodeProvider:
         if self.provider is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from phalanx.core.fleet.node_pool import ListedMachine, NodeTemplate
-    from phalanx.core.ids import NodeId
+    from phalanx.core.ids import NodeId, PoolId
     from phalanx.ports.engine import EngineContext
 
 
@@ -82,6 +82,15 @@ class CallUnanswered(OSError):
     """Whether the call was carried out is unknown, or the provider asked to wait. The head calls again with the same token and offer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeavingNode:
+    """A node that will end soon, or that the provider cannot keep: its jobs are saved and moved, then the head stops it."""
+
+    node_id: NodeId
+    token: str
+    why: str
+
+
 class NodeProvider(Protocol):
     """Starts and stops nodes for one head. `offer` may be called at any time and on any thread.
 
@@ -125,8 +134,8 @@ class NodeProvider(Protocol):
         """
         ...
 
-    def observe(self) -> Sequence[LostNode]:
-        """Return the nodes that ended since the last call, or while no head ran. Never blocks."""
+    def observe(self) -> Sequence[LostNode | LeavingNode]:
+        """Return the nodes that ended or began to leave since the last call, or while no head ran. Never blocks."""
         ...
 
     def machines(self, settings: Mapping[str, str]) -> Sequence[ListedMachine]:
@@ -155,4 +164,34 @@ class ProviderType:
 
     def create(self, head: EngineContext) -> NodeProvider:
         """Create the provider of a head; nothing is started yet."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePool:
+    """A node pool that the options of an engine ask for, with the engine's own provider.
+
+    Attributes:
+        id: of the pool.
+        template: what its nodes are, in the words of the provider.
+        min_nodes, max_nodes, idle_s, start_limit_s: as in `NodePool`.
+    """
+
+    id: PoolId
+    template: str
+    min_nodes: int
+    max_nodes: int
+    idle_s: float
+    start_limit_s: float
+
+
+class EnginePools:
+    """What a type of engine adds that has node pools of its own. Subclass it beside `EngineType`."""
+
+    def pools(self, options: Mapping[str, str]) -> Sequence[EnginePool]:
+        """Return the node pools that the options ask for. The head adds them at its start, and removes those that no option asks for any more."""
+        raise NotImplementedError
+
+    def create_provider(self, options: Mapping[str, str], head: EngineContext) -> NodeProvider:
+        """Create the provider of these pools, which has the name of the engine; nothing is started yet."""
         raise NotImplementedError

@@ -33,6 +33,7 @@ from phalanx.client.input_files import read_database_url
 from phalanx.core.errors import BadFile, BadRequest, Conflict, NotSignedIn, PhalanxError, TryLater, Unreachable
 from phalanx.core.fleet.node import NodeState
 from phalanx.engines.registry import DEFAULT_ENGINE, engine_type, selectable_engines
+from phalanx.ports.provider import EnginePools
 from phalanx.wire.api.nodes import NodeView
 
 if TYPE_CHECKING:
@@ -413,7 +414,8 @@ def _wait_for_membership(head: Client, home: str) -> None:
 
 def _wait_for_nodes(head: Client, names: set[str], limit_s: float = _NODES_S) -> None:
     """Wait until the nodes that this head starts have registered. Other known nodes may never return."""
-    if not names and read_cluster_file(home_folder()).get("virtual") == "none":
+    stored = read_cluster_file(home_folder())
+    if not names and (stored.get("virtual") == "none" or _nodes_come_for_jobs(stored)):
         return
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
@@ -423,6 +425,13 @@ def _wait_for_nodes(head: Client, names: set[str], limit_s: float = _NODES_S) ->
         if up_now and awaited <= up_now:
             return
         time.sleep(_POLL_S * 2)
+
+
+def _nodes_come_for_jobs(stored: Mapping[str, Any]) -> bool:
+    """Whether the engine has only node pools that start nodes for jobs."""
+    chosen = engine_type(str(stored.get("engine") or DEFAULT_ENGINE))
+    pools = chosen.pools(stored.get("engine_options") or {}) if isinstance(chosen, EnginePools) else ()
+    return bool(pools) and not any(pool.min_nodes for pool in pools)
 
 
 def _print_summary(head: Client, url: str, what: str) -> None:

@@ -14,13 +14,14 @@ from phalanx.controller.requests.machine_sweep import MachineSweep
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound
-from phalanx.core.fleet.device import device_facts
+from phalanx.core.fleet.device import Device, device_facts
 from phalanx.core.fleet.node import Cordon, Node
 from phalanx.core.fleet.node_pool import (
     COMING_STATES,
     POOL_NODES_MAX,
     NodeOffer,
     NodePool,
+    NodeTemplate,
     PoolNode,
     PoolNodeState,
     members_of,
@@ -117,6 +118,11 @@ def apply_outcome(context: StepContext, report: ProviderReported) -> None:
         case ProviderOutcome.FAILED:
             if member.state in COMING_STATES:
                 _give_up(context, member, f"the provider could not start it: {report.why}")
+        case ProviderOutcome.LEAVING:
+            if member.state in COMING_STATES:
+                _give_up(context, member, report.why)
+            else:
+                _drain(context, member, report.why)
         case ProviderOutcome.LOST:
             # The start of a requested node is repeated anyway.
             if member.state is not PoolNodeState.REQUESTED and not member.given_up:
@@ -292,11 +298,24 @@ def _advance(context: StepContext, member: PoolNode, waited_s: float) -> None:
         return
     context.change.put(after)
     if after.state is PoolNodeState.UP and node is not None:
-        if pool.failures:
-            context.change.put(replace(pool, failures=0, failure="", retry_at_s=0.0))
+        proved = replace(pool, failures=0, failure="", retry_at_s=0.0, template=_proved(pool.template, node))
+        if proved != pool:
+            context.change.put(proved)
         zone = next((offer.zone for offer in pool.offers if offer.text == member.offer), pool.zone)
         if zone and "zone" not in node.labels:
             context.change.put(replace(node, labels={**node.labels, "zone": zone}))
+
+
+def _proved(template: NodeTemplate, node: Node) -> NodeTemplate:
+    """The template with what a node of it turned out to be: a provider may know less of its nodes than their supervisors."""
+    found = [(device.model, device.memory_bytes) for device in node.devices]
+    if found == [(device.model, device.memory_bytes) for device in template.devices]:
+        return template
+    devices = tuple(
+        Device(index=one.index, uuid="", model=one.model, memory_bytes=one.memory_bytes, virtual=one.virtual)
+        for one in node.devices
+    )
+    return replace(template, devices=devices, cpus=node.cpus, memory_bytes=node.memory_bytes)
 
 
 def _order(context: StepContext, wanted: WantedNodes) -> None:

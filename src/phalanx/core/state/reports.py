@@ -274,7 +274,7 @@ class AttemptWithdrawn:
 
 
 class ProviderOutcome(enum.StrEnum):
-    """What a provider reports of an order: it is being started, could not be, is stopped, or ended by itself.
+    """What a provider reports of an order: it is being started, could not be, is stopped, will end soon, or ended by itself.
 
     REFUSED: the offer brings no node now, and nothing was started. UNANSWERED: the call may have been carried out or not.
     """
@@ -282,6 +282,7 @@ class ProviderOutcome(enum.StrEnum):
     STARTED = "started"
     FAILED = "failed"
     STOPPED = "stopped"
+    LEAVING = "leaving"
     LOST = "lost"
     REFUSED = "refused"
     UNANSWERED = "unanswered"

@@ -24,8 +24,8 @@ MISSING_S: Final = (
 LINGER_S: Final = 20.0  # after an attempt's end, time for its supervisors to exit before their pods are deleted
 HURRIED_GRACE_S: Final = 5  # of pods whose attempt has lost another part: no save can succeed
 _NEVER_PULLED: Final = ("InvalidImageName", "ErrImageNeverPull")
-_NO_IMAGE: Final = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
-_NO_CONTAINER: Final = frozenset(
+NO_IMAGE: Final = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+NO_CONTAINER: Final = frozenset(
     ["CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError", "CrashLoopBackOff"]
 )
 _NOT_ADMITTED: Final = (
@@ -164,7 +164,7 @@ def _note_ends(order: AttemptPods, states: Sequence[PodState | None], now_s: flo
 
 
 def _note_pulling(order: AttemptPods, states: Sequence[PodState | None], now_s: float) -> AttemptPods:
-    failing = any(state is not None and state.waiting in _NO_IMAGE for state in states)
+    failing = any(state is not None and state.waiting in NO_IMAGE for state in states)
     since_s = order.pulling_s if order.pulling_s is not None else now_s
     return replace(order, pulling_s=since_s if failing else None)
 
@@ -195,10 +195,10 @@ def _before_start(
         if state.waiting in _NEVER_PULLED:
             why = f"pod {name}: {state.waiting}: {state.waiting_text or image}"
             return _withdraw(order, why, (node,), EndCause.START_FAIL)
-        if state.waiting in _NO_IMAGE and order.pulling_s is not None and now_s - order.pulling_s >= IMAGE_LIMIT_S:
+        if state.waiting in NO_IMAGE and order.pulling_s is not None and now_s - order.pulling_s >= IMAGE_LIMIT_S:
             why = f"{node} cannot pull the image {image}: {state.waiting_text or state.waiting}"
             return _withdraw(order, why, (node,), EndCause.START_FAIL)
-        if state.waiting in _NO_CONTAINER and now_s - order.created_s >= SUPERVISOR_REPORT_S:
+        if state.waiting in NO_CONTAINER and now_s - order.created_s >= SUPERVISOR_REPORT_S:
             why = f"pod {name} cannot start on {node}: {state.waiting}: {state.waiting_text}"
             return _withdraw(order, why, (node,), EndCause.START_FAIL)
         if state.ended and now_s - (order.ended_s or {}).get(name, now_s) >= SUPERVISOR_REPORT_S:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from phalanx.engines.kubernetes.options import ENGINE_NAME, OPTIONS
 from phalanx.ports.engine import Engine, EngineCheck, EngineContext, EngineType, HeadSetup
+from phalanx.ports.provider import EnginePool, EnginePools
+
+if TYPE_CHECKING:
+    from phalanx.ports.provider import NodeProvider
 
 
-class KubernetesEngineType(EngineType):
+class KubernetesEngineType(EngineType, EnginePools):
     """See the module."""
 
     name = ENGINE_NAME
@@ -40,6 +45,18 @@ class KubernetesEngineType(EngineType):
         """The nodes are the cluster's."""
         del options
         return False
+
+    def pools(self, options: Mapping[str, str]) -> Sequence[EnginePool]:
+        """Return the pool of resident pods, if there is one."""
+        from phalanx.engines.kubernetes.resident_options import resident_pools
+
+        return resident_pools(options)
+
+    def create_provider(self, options: Mapping[str, str], head: EngineContext) -> NodeProvider:
+        """Create the provider of resident pods."""
+        from phalanx.engines.kubernetes.resident_setup import create_resident_pods
+
+        return create_resident_pods(options, head)
 
     def create(self, options: Mapping[str, str], head: EngineContext) -> Engine:
         """Create the engine."""

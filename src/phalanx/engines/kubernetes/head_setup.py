@@ -17,6 +17,7 @@ from phalanx.engines.kubernetes.errors import KubernetesError
 from phalanx.engines.kubernetes.kubeconfig import ClusterAccess, find_access
 from phalanx.engines.kubernetes.pod_template import read_template
 from phalanx.engines.kubernetes.render import PodSettings
+from phalanx.engines.kubernetes.resident_options import resident_pools
 from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
 from phalanx.engines.kubernetes.rights import (
     NAME,
@@ -52,6 +53,7 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
             "--virtual cannot be used with --engine kubernetes", hint="remove --virtual: the nodes come from Kubernetes"
         )
     parse_shape(options[names.SHAPE])
+    resident_pools(options)
     read_template(options[names.TEMPLATE])
     access = find_access(options[names.CONTEXT], os.environ)
     if previous == options and setup.listened_before == setup.listens:
@@ -72,7 +74,7 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
             hint=f"an administrator grants it: phalanx up --engine kubernetes --namespace {namespace} --print",
         )
     _check_namespace(api, namespace)
-    if not options[names.SHAPE] and not _follows(api, "nodes", namespace):
+    if not options[names.SHAPE] and not options[names.RESIDENT] and not follows_all(api, "nodes", namespace):
         raise BadRequest(
             "you may not list the nodes of this cluster, so their number and GPUs are needed",
             hint="phalanx up --engine kubernetes --kubernetes-nodes 4x8, for pods on 4 nodes of 8 GPUs",
@@ -82,21 +84,30 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
 def create_engine(options: Mapping[str, str], head: EngineContext) -> KubernetesEngine:
     """Create the engine."""
     access = find_access(options[names.CONTEXT], os.environ)
-    api = KubernetesApi(access)
-    namespace = options[names.NAMESPACE] or access.namespace
+    settings = pod_settings(options, head, access)
     places, gpus = parse_shape(options[names.SHAPE])
-    settings = PodSettings(
+    resident = bool(options.get(names.RESIDENT))  # jobs run in the pods of a node pool, and nowhere else
+    reads_all = not places and not resident and _reads_all_pods(access, settings.namespace)
+    scope = ClusterScope(
+        lists_nodes=not places and not resident,
+        reads_all_pods=reads_all,
+        places=0 if resident else places,
+        gpus_per_place=gpus,
+    )
+    return KubernetesEngine(api=KubernetesApi(access), settings=settings, scope=scope, key_of=head.attempt_key)
+
+
+def pod_settings(options: Mapping[str, str], head: EngineContext, access: ClusterAccess) -> PodSettings:
+    """Return how a head with these options uses its namespace."""
+    return PodSettings(
         tag=head.derive_id("kubernetes tag")[:8],
-        namespace=namespace,
+        namespace=options[names.NAMESPACE] or access.namespace,
         image=options[names.IMAGE] or IMAGE_DEFAULT,
         head_url=head.url,
         ca_pem=head.ca_pem,
         gpu_resource=options[names.GPU_RESOURCE] or names.GPU_RESOURCE_DEFAULT,
         template=read_template(options[names.TEMPLATE]),
     )
-    reads_all = not places and _reads_all_pods(access, namespace)
-    scope = ClusterScope(lists_nodes=not places, reads_all_pods=reads_all, places=places, gpus_per_place=gpus)
-    return KubernetesEngine(api=api, settings=settings, scope=scope, key_of=head.attempt_key)
 
 
 def is_allowed(api: KubernetesApi, right: AccessRight, namespace: str) -> bool:
@@ -197,12 +208,12 @@ def _reads_all_pods(access: ClusterAccess, namespace: str) -> bool:
     """Whether pods of all namespaces may be listed. A silent server must not stop a head whose jobs run: then only its own are read."""
     api = KubernetesApi(access, answer_s=FIRST_ANSWER_S, retry_for_s=FIRST_ANSWER_S)
     try:
-        return _follows(api, "pods", namespace)
+        return follows_all(api, "pods", namespace)
     except PhalanxError:
         return False
 
 
-def _follows(api: KubernetesApi, plural: str, namespace: str) -> bool:
+def follows_all(api: KubernetesApi, plural: str, namespace: str) -> bool:
     """Whether all objects of a kind in the cluster may be listed and watched."""
     needed = [right for right in RIGHTS if right.cluster and right.plural == plural]
     return all(is_allowed(api, right, namespace) for right in needed)

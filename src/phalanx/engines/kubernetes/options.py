@@ -13,6 +13,8 @@ IMAGE: Final = "kubernetes-image"
 TEMPLATE: Final = "kubernetes-template"
 GPU_RESOURCE: Final = "kubernetes-gpu-resource"
 SHAPE: Final = "kubernetes-nodes"
+RESIDENT: Final = "kubernetes-resident"
+IDLE: Final = "kubernetes-resident-idle"
 GPU_RESOURCE_DEFAULT: Final = "nvidia.com/gpu"
 LISTED: Final = "listed"
 OPTIONS: Final = (
@@ -35,5 +37,16 @@ OPTIONS: Final = (
         metavar="NxG",
         help="N nodes of G GPUs, where the cluster's nodes may not be listed; listed: list them.",
         reset=LISTED,
+    ),
+    EngineOption(
+        name=RESIDENT,
+        metavar="[MIN-]NxG",
+        help="Run all jobs in at most N pods of G GPUs that stay between jobs; none: a pod for each node and attempt.",
+        reset="none",
+    ),
+    EngineOption(
+        name=IDLE,
+        metavar="TIME",
+        help="Delete resident pods above MIN that had no job for so long.  [10m]",
     ),
 )

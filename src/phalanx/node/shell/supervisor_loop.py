@@ -245,6 +245,11 @@ class SupervisorLoop:
             self._reap()
         self._close()
 
+    @property
+    def has_members(self) -> bool:
+        """Whether it runs, prepares or cleans up a part of an attempt. For any thread."""
+        return bool(self._running_members)
+
     def terminate(self) -> None:
         """Stop all members and end; a second call ends at once. Safe in a signal handler."""
         self._urgent = True
