@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -24,6 +25,7 @@ from aiohttp.typedefs import Handler, Middleware
 ROOT = Path(__file__).parents[1]
 KEY = "good-key"
 SERVICE = "chat"
+READER = "chat-prefill"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class GatewayRig:
         engines: that are listed as ready.
         patched: bodies of requests to change the service, such as a wish for a replica.
         desired: replicas wanted, as the list says.
+        protocol: of a second service, "chat-prefill", which reads the prompts of the first; "" without it. `readers`: engines of it.
         away: the head cuts each connection.
     """
 
@@ -57,19 +60,24 @@ class GatewayRig:
     gateways: list[asyncio.subprocess.Process] = field(default_factory=list)
     patched: list[dict] = field(default_factory=list)
     desired: int = 1
+    protocol: str = ""
+    readers: set[int] = field(default_factory=set)
     away: bool = False
     last: int = 0
     started: list[asyncio.subprocess.Process] = field(default_factory=list)
 
-    async def engine(self, *options: str, listed: bool = True) -> EngineProcess:
-        """Start an engine, wait until it answers, and list it."""
+    async def engine(self, *options: str, listed: bool = True, reads: bool = False) -> EngineProcess:
+        """Start an engine, wait until it answers, and list it; one that reads prompts with the second service."""
         port = free_port()
         words = ["-m", "tests.protocol_engine", "--port", str(port), "--served-model-name", SERVICE, *options]
-        process = await asyncio.create_subprocess_exec(sys.executable, *words, cwd=ROOT)
+        env = {**os.environ, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+        process = await asyncio.create_subprocess_exec(sys.executable, *words, cwd=ROOT, env=env)
         self.started.append(process)
         self.last += 1
         one = EngineProcess(number=self.last, port=port, process=process)
         await self.until_up(one.url + "/health")
+        if reads:
+            self.readers.add(one.number)
         if listed:
             self.engines[one.number] = one
         return one
@@ -101,11 +109,11 @@ class GatewayRig:
         """Wait until something answers there."""
         await _until(lambda: self._answers(url))
 
-    async def until_listed(self, count: int) -> None:
+    async def until_listed(self, count: int, service: str = SERVICE) -> None:
         """Wait until the gateway has this many replicas."""
 
         async def listed() -> bool:
-            return f'phalanx_gateway_replicas{{service="{SERVICE}"}} {count}.0' in await self.metrics()
+            return f'phalanx_gateway_replicas{{service="{service}"}} {count}.0' in await self.metrics()
 
         await _until(listed)
 
@@ -150,7 +158,7 @@ class GatewayRig:
 
         return check
 
-    def record(self) -> dict:
+    def record(self, *, reads: bool = False) -> dict:
         ready = [
             {
                 "job_id": str(one.number),
@@ -161,9 +169,12 @@ class GatewayRig:
                 "ready": True,
             }
             for one in self.engines.values()
+            if (one.number in self.readers) is reads
         ]
         return {
-            "name": SERVICE,
+            "name": READER if reads else SERVICE,
+            "prefill_for": SERVICE if reads else "",
+            "protocol": self.protocol if reads else "",
             "state": "ready" if ready else "starting",
             "user": "ada",
             "project": "p",
@@ -178,7 +189,8 @@ class GatewayRig:
         }
 
     async def services(self, _request: web.Request) -> web.Response:
-        return web.json_response({"services": [self.record()], "next": ""})
+        services = [self.record(), *([self.record(reads=True)] if self.protocol else [])]
+        return web.json_response({"services": services, "next": ""})
 
     async def me(self, request: web.Request) -> web.Response:
         key = request.headers["Authorization"].removeprefix("Bearer ")

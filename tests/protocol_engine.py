@@ -26,6 +26,8 @@ import xxhash
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from tests.engine_transfers import CacheTransfers, TransferFailed, add_options
+
 BLOCK = 16  # tokens of a block of the prefix cache, as vLLM's
 START, END = 1, 2  # special tokens; END ends an answer
 SPECIAL = {START: "<|im_start|>", END: "<|im_end|>"}
@@ -316,6 +318,7 @@ class Engine:
         self.awake.set()
         self.seats = asyncio.Semaphore(options.max_num_seqs)
         self.prefill = asyncio.Lock()
+        self.transfers = CacheTransfers(options)
         self.seen: list[dict[str, str]] = []
         self.cancelled = self.peak = self.now = self.generated = 0
 
@@ -433,6 +436,9 @@ class Engine:
         prompts = [self._chat_tokens(asked)] if chat else _prompts(asked)
         self._check_model(asked)
         sampling = self._sampling(asked, max(map(len, prompts)), chat=chat)
+        refusal = self.transfers.refusal(asked)
+        if refusal:
+            raise Refusal(400, refusal)
         base = request.headers.get("X-Request-Id") or uuid.uuid4().hex
         head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{base}",
@@ -464,7 +470,10 @@ class Engine:
         count, cached = 0, list[int]()
         prompt = sum(map(len, prompts))
         echo = "" if not asked.get("echo") else _last_text(asked, chat=chat)
+        if self.transfers.mode or asked.get("kv_transfer_params"):  # both send the status before the first token
+            await answer.prepare(request)
         try:
+            await self._fetch(asked, prompts[0])
             for place, tokens in enumerate(prompts):
                 begun = False
                 async for number, delta in self.run(tokens, sampling, cached):
@@ -490,6 +499,8 @@ class Engine:
                                     ]
                                 )
                     count += len(delta.tokens)
+                    if count == 1:
+                        await self.transfers.hand_over(asked, len(tokens))
                     text = delta.text
                     if echo and not chat:
                         text, echo = echo + text, ""
@@ -513,6 +524,7 @@ class Engine:
     ) -> web.StreamResponse:
         choices: list[dict] = []
         count, cached = 0, list[int]()
+        await self._fetch(asked, prompts[0])
         for tokens in prompts:
             texts = [""] * sampling.n
             ends = [Delta("", [])] * sampling.n
@@ -540,14 +552,30 @@ class Engine:
                 else:
                     shared |= {"text": whole, "prompt_logprobs": None, "prompt_token_ids": None}
                 choices.append({"index": len(choices), **shared})
+        await self.transfers.hand_over(asked, len(prompts[0]))
         shown = cached[0] if self.options.enable_prompt_tokens_details else None
         usage = _usage(sum(map(len, prompts)), count, shown)
         body = {**head, "object": head["object"].removesuffix(".chunk"), "choices": choices, "usage": usage}
         return web.Response(
-            body=_dump({**body, "service_tier": None, "system_fingerprint": None, "kv_transfer_params": None}),
+            body=_dump(
+                {
+                    **body,
+                    "service_tier": None,
+                    "system_fingerprint": None,
+                    "kv_transfer_params": self.transfers.offer(asked, len(prompts[0])),
+                }
+            ),
             content_type="application/json",
             headers={"X-Engine-Pid": str(os.getpid())},
         )
+
+    async def _fetch(self, asked: dict, tokens: list[int]) -> None:
+        """Take over what another engine has read of a prompt: then it is in the cache."""
+        try:
+            if await self.transfers.fetch(asked, len(tokens)):
+                self.cache.read(tokens)
+        except TransferFailed as error:
+            raise Refusal(500, str(error), "InternalServerError") from None
 
     def _check_model(self, asked: dict) -> None:
         if self.model and asked.get("model", self.model) != self.model:
@@ -630,6 +658,11 @@ class Engine:
     async def version(self, _request: web.Request) -> web.StreamResponse:
         return web.json_response({"version": "0.32.0"})
 
+    async def server_info(self, _request: web.Request) -> web.StreamResponse:
+        """SGLang's: the arguments of its command line."""
+        options = vars(self.options)
+        return web.json_response({**options, "version": "0.5.5", "internal_states": []})
+
     async def health(self, _request: web.Request) -> web.StreamResponse:
         return web.Response(status=503 if self.faults.dead.is_set() else 200)
 
@@ -660,6 +693,8 @@ class Engine:
             "now": self.now,
             "pid": os.getpid(),
             "generated": self.generated,
+            "reads": self.transfers.reads,
+            "fetched": self.transfers.fetched,
         }
         return web.json_response(seen)
 
@@ -671,6 +706,7 @@ class Engine:
         - `dead`: streams end with an error event, as when vLLM's engine process has died; `/health` is 503.
         - `status`: the next `count` requests get `status`.
         - `slow`: everything takes `factor` times as long.
+        - `lose`: what is read of the next `count` prompts is gone when another engine fetches it.
         - `none`: all is well again.
         """
         asked = await _json(request)
@@ -687,6 +723,8 @@ class Engine:
             self.faults.status, self.faults.status_left = asked["status"], asked.get("count", 1)
         elif kind == "slow":
             self.faults.factor = asked["factor"]
+        elif kind == "lose":
+            self.transfers.loses = asked.get("count", 1)
         elif kind == "none":
             self.faults = Faults()
             self.faults.going.set()
@@ -764,6 +802,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--odd", action="store_true", help="answers have tokens that a tokenizer would join")
     options.add_argument("--wake", type=float, default=0.0, help="seconds to wake up")
     options.add_argument("--fail-share", type=float, default=0.0, help="share of the requests that get status 500")
+    add_options(options)
     options.add_argument("--start", type=float, default=0.0, help="seconds before it listens")
     return options
 
@@ -782,6 +821,7 @@ def application(engine: Engine) -> web.Application:
     get("/metrics", engine.scrape)
     get("/load", engine.load)
     get("/version", engine.version)
+    get("/get_server_info", engine.server_info)
     get("/seen", engine.look)
     get("/is_sleeping", engine.sleeping)
     post("/sleep", engine.sleep)
@@ -796,7 +836,9 @@ def main() -> None:
     time.sleep(options.start)
 
     async def made() -> web.Application:
-        return application(Engine(options))
+        engine = Engine(options)
+        await engine.transfers.listen()
+        return application(engine)
 
     web.run_app(made(), host="127.0.0.1", port=options.port, print=None, handler_cancellation=True, access_log=None)
 

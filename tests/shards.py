@@ -163,6 +163,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_operator_hooks.py",
     "tests/e2e/test_ssh.py",
     "tests/e2e/test_batches_campaign.py",
+    "tests/e2e/test_gateway_prefill_campaign.py",
     "tests/e2e/test_serving_campaign.py",
     "tests/e2e/test_web_programs_campaign.py",
     "tests/e2e/test_dev.py",
@@ -483,6 +484,11 @@ SHARDS: tuple[Shard, ...] = (
         title="batches: engine, driver and head killed, preemption, rights, wrong files, OpenAI's client",
         tests=("tests/e2e/test_batches_campaign.py",),
         sources=("batches", "gateway", "cli/serve"),
+    ),
+    Shard(
+        title="prompts that one replica reads and another answers, with vLLM's and SGLang's protocol: either side fails",
+        tests=("tests/e2e/test_gateway_prefill_campaign.py",),
+        sources=("gateway", "cli/serve", "core/work"),
     ),
     Shard(
         title="messages to URLs of users: a redirect to a private address, a reply without an end",

@@ -157,6 +157,7 @@ VALUES = {
             {"blue-green": "on", "step": "90s"},
         ]
     ),
+    "prefill_for": st.sampled_from(["chat", {"service": "chat", "protocol": "sglang"}]),
 }
 RARE = frozenset(
     {"share", "within", "prefer", "slice", "slice_within", "plan", "image", "slurm", "depends_on", "nodes"}
@@ -166,7 +167,7 @@ OF_SERVICES = {"type": "service", "run": "vllm serve", "name": "web"}
 
 # What a key needs beside it.
 BESIDE = {
-    **dict.fromkeys(("replicas", "port", "ready", "ready_within", "update"), OF_SERVICES),
+    **dict.fromkeys(("replicas", "port", "ready", "ready_within", "update", "prefill_for"), OF_SERVICES),
     "scale": {**OF_SERVICES, "replicas": "0..4"},
     "share": {"run": "a", "gpus": "1/4"},
     "sleep": {**OF_SERVICES, "gpus": 1, "wake": "/w"},

@@ -50,6 +50,12 @@ class GatewayMetrics:
             ("service", "how"),
             registry=self._registry,
         )
+        self._prefills = Counter(
+            "phalanx_gateway_prefills",
+            "Prompts by where they were read: at a replica for prompts, or at that of the answer because none was free or it failed.",
+            ("service", "how"),
+            registry=self._registry,
+        )
         self._waiting = Gauge(
             "phalanx_gateway_waiting", "Requests that wait for a replica.", named, registry=self._registry
         )
@@ -90,6 +96,10 @@ class GatewayMetrics:
     def continued(self, service: str, how: str) -> None:
         """Count a stream that went on at another replica."""
         self._continued.labels(service, how).inc()
+
+    def prefilled(self, service: str, how: str) -> None:
+        """Count a prompt: `read` at a replica for prompts, else why not."""
+        self._prefills.labels(service, how).inc()
 
     def text(self, table: ServiceTable) -> bytes:
         """Return all of them."""

@@ -28,12 +28,22 @@ from phalanx.gateway.head_link import HeadLink, may_use
 from phalanx.gateway.key_check import user_of
 from phalanx.gateway.load_reports import StreamTimer
 from phalanx.gateway.metrics import GatewayMetrics
+from phalanx.gateway.prefill import (
+    NotTransferred,
+    PrefillRequest,
+    PreparedBody,
+    PromptNotRead,
+    PromptReader,
+    check_fields,
+    is_divisible,
+    waits_for_prompts,
+)
 from phalanx.gateway.refusals import Refused
 from phalanx.gateway.request_accounts import RequestAccount, RequestAccounts, read_headers
 from phalanx.gateway.routing import RoutedReplica, expected_tokens
 from phalanx.gateway.services import RoutedService, ServiceTable
 from phalanx.gateway.slow_clients import BODY_S
-from phalanx.gateway.stream_records import NotExact, RecordBudget, StreamRecord
+from phalanx.gateway.stream_records import NotExact, RecordBudget, StreamRecord, begins_with_error
 from phalanx.wire.api.head import CurrentUser
 
 ROUTES: Final = (
@@ -144,6 +154,7 @@ class RequestRelay:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_max_s)
         self._session: aiohttp.ClientSession | None = None
         self._records = RecordBudget()
+        self._prompts = PromptReader(metrics)
 
     async def open(self) -> None:
         """Open the connections to replicas."""
@@ -166,6 +177,7 @@ class RequestRelay:
         except Refused as refused:
             return refused.response()
         found = [service.view for _, service in sorted(self.table.services.items()) if self._may_use(user, service)]
+        found = [one for one in found if not one.prefill_for]  # these answer nothing
         data = [
             {"id": one.name, "object": "model", "created": int(one.created_s), "owned_by": one.project} for one in found
         ]
@@ -234,7 +246,7 @@ class RequestRelay:
 
     def _service(self, model: str, user: CurrentUser) -> RoutedService:
         service = self.table.services.get(model)
-        if service is None or not self._may_use(user, service):
+        if service is None or service.view.prefill_for or not self._may_use(user, service):
             raise Refused(
                 404, f"there is no model {model[:80]!r} that this key may use; see /v1/models", "model_not_found"
             )
@@ -265,10 +277,14 @@ class RequestRelay:
         self, request: web.Request, service: RoutedService, wanted: _Request, body: bytes, line: _Line
     ) -> web.StreamResponse:
         prompt, limit = bytes(wanted.prompt_json), wanted.answer_limit
-        if service.canary is not None:
+        prefill = service.prefill
+        if prefill is not None:
+            check_fields(body)
+        if service.canary is not None or (prefill is not None and prefill.canary is not None):
             line.session = _session(request, wanted, prompt, line)
-        failed, why, begun_at = frozenset[str](), "", 0
-        with StreamRecord.opened(request.path, body, self._records, stream=wanted.stream) as record:
+        failed, why, begun_at, alone = frozenset[str](), "", 0, False
+        goes_on = wanted.stream and not waits_for_prompts(prefill)
+        with StreamRecord.opened(request.path, body, self._records, stream=goes_on) as record:
             try:
                 for turn in range(1, TRIES + 1):
                     async with line.replica(prompt, limit, failed) as replica:
@@ -280,9 +296,15 @@ class RequestRelay:
                                 return await self._continue(service, replica, record, line)
                             begun_at = replica.revision
                             with service.trial(replica, line.session, stream=wanted.stream) as line.trial:
-                                return await self._exchange(
-                                    request, service, replica, body, line, record, last=turn == TRIES
-                                )
+                                async with self._prepared(service, request, body, prompt, line, alone=alone) as sent:
+                                    return await self._exchange(
+                                        request, service, replica, sent, line, record, last=turn == TRIES
+                                    )
+                        except NotTransferred as error:
+                            alone, why = True, str(error)
+                        except PromptNotRead as error:
+                            why = str(error)
+                            line.hold_begun()
                         except _NotAnswered as error:
                             service.failed(replica)
                             failed |= {replica.job_id}
@@ -294,12 +316,40 @@ class RequestRelay:
                 return await line.refuse(_failed_midway(why))
         return await line.refuse(Refused(502, f"no replica of {service.view.name} answered: {why}", "no_answer"))
 
+    def _prepared(
+        self, service: RoutedService, request: web.Request, body: bytes, prompt: bytes, line: _Line, *, alone: bool
+    ) -> contextlib.AbstractAsyncContextManager[PreparedBody]:
+        """What a replica gets: the request, or how it fetches its prompt that another one has read. `alone`: that has failed before."""
+        prefill = service.prefill
+        if prefill is None or (not waits_for_prompts(prefill) and (alone or not is_divisible(request.path, body))):
+            return contextlib.nullcontext(PreparedBody(body))
+        assert self._session is not None
+
+        def place(wanted: RoutedService, timer: StreamTimer) -> contextlib.AbstractAsyncContextManager[RoutedReplica]:
+            return line.replica(prompt, 1, frozenset(), of=wanted, timer=timer)
+
+        asked = PrefillRequest(
+            path_qs=request.path_qs,
+            body=body,
+            prompt=prompt,
+            headers=self._headers(request, line),
+            account=line.account,
+            session=line.session,
+            place=place,
+        )
+        return self._prompts.prepared(self._session, prefill, asked, self.head)
+
+    def _headers(self, request: web.Request, line: _Line) -> list[tuple[str, str]]:
+        headers = _forwarded(request.headers.items(), _NOT_FORWARDED)
+        headers.append(("X-Request-Id", line.request_id))
+        return headers
+
     async def _exchange(
         self,
         request: web.Request,
         service: RoutedService,
         replica: RoutedReplica,
-        body: bytes,
+        sent: PreparedBody,
         line: _Line,
         record: StreamRecord,
         *,
@@ -309,18 +359,20 @@ class RequestRelay:
 
         Raises:
             _NotAnswered: it failed before it answered, or its stream may go on elsewhere; another replica may be asked.
+            NotTransferred: it could not fetch what another one has read.
         """
         assert self._session is not None
-        headers = _forwarded(request.headers.items(), _NOT_FORWARDED)
-        headers.append(("X-Request-Id", line.request_id))
+        headers = self._headers(request, line)
         try:
             upstream = await self._session.post(
-                replica.url + request.path_qs, data=body, headers=headers, allow_redirects=False
+                replica.url + request.path_qs, data=sent.body, headers=headers, allow_redirects=False
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             line.trial.failed(alone=False)
             raise _NotAnswered(type(error).__name__) from None
         async with upstream:
+            if sent.transfers and upstream.status == HTTPStatus.INTERNAL_SERVER_ERROR and not last:
+                raise NotTransferred("status 500")
             if upstream.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 line.trial.failed(alone=True)
             if upstream.status in _RETRY_STATUS and not last:
@@ -329,6 +381,12 @@ class RequestRelay:
             count, goes_on = _TokenCount(streamed=_is_stream(upstream)), False
             try:
                 async for chunk in upstream.content.iter_any():
+                    if sent.transfers and not sent.begun:
+                        if count.streamed and not last and begins_with_error(chunk):
+                            goes_on = True
+                            line.hold(answer, 0)
+                            raise NotTransferred("it ended its answer with an error")
+                        sent.begun = True
                     line.timer.first_token()
                     line.trial.first_token()
                     passed = record.take(chunk)
@@ -370,8 +428,7 @@ class RequestRelay:
         """
         assert self._session is not None
         answer, request = line.begun, line.request
-        headers = _forwarded(request.headers.items(), _NOT_FORWARDED)
-        headers.append(("X-Request-Id", line.request_id))
+        headers = self._headers(request, line)
         count = _TokenCount(streamed=True)
 
         async def write(part: bytes) -> None:
@@ -427,27 +484,33 @@ class _Line:
         self.request_id = asked if _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
 
     @contextlib.asynccontextmanager
-    async def replica(self, prompt: bytes, limit: int | None, failed: frozenset[str]) -> AsyncIterator[RoutedReplica]:
-        """A replica that has counted this request, and counts it down at the end, however it ends."""
-        session = self.session
-        found = None if len(self._service.waiting) else self._service.choose(prompt, limit, failed, session)
+    async def replica(
+        self,
+        prompt: bytes,
+        limit: int | None,
+        failed: frozenset[str],
+        *,
+        of: RoutedService | None = None,
+        timer: StreamTimer | None = None,
+    ) -> AsyncIterator[RoutedReplica]:
+        """A replica that has counted this request, and counts it down at the end, however it ends. `of`: another service, with its timer."""
+        session, service, timer = self.session, of or self._service, timer or self.timer
+        found = None if len(service.waiting) else service.choose(prompt, limit, failed, session)
         until_s, first = time.monotonic() + self._relay.wait_max_s, bool(failed)
         while found is None:
-            await self._wait(until_s, first=first)
+            await self._wait(service, timer, until_s, first=first)
             first = True  # one that was called, and came too late, keeps its place
-            found = self._service.choose(prompt, limit, failed, session) or self._service.choose(
-                prompt, limit, session=session
-            )
-        self.timer.chosen()
+            found = service.choose(prompt, limit, failed, session) or service.choose(prompt, limit, session=session)
+        timer.chosen()
         chosen, tokens = found
         try:
             with self.account.at_replica(chosen.job_id):
                 yield chosen
         finally:
-            self._service.done(chosen, tokens)
+            service.done(chosen, tokens)
 
-    async def _wait(self, until_s: float, *, first: bool) -> None:
-        service, name = self._service, str(self._service.view.name)
+    async def _wait(self, service: RoutedService, timer: StreamTimer, until_s: float, *, first: bool) -> None:
+        name = str(service.view.name)
         if self._relay.table.services.get(name) is not service:
             await self.refuse(Refused(404, f"the service {name} was stopped", "model_not_found"), leave=True)
         try:
@@ -456,7 +519,7 @@ class _Line:
             full = f"{len(service.waiting)} requests wait for a replica of {name}, which is the most"
             raise Refused(429, full, "too_many_waiting", retry_after_s=10) from None
         self._relay.metrics.waits(name)
-        self.timer.waits()
+        timer.waits()
         try:
             while not waiting.called.is_set():
                 await self._relay.head.want_replica(service)
@@ -472,11 +535,11 @@ class _Line:
                 except TimeoutError:
                     service.call_waiting()  # a replica may be avoided no longer, while no list comes from the head
                     if self._stream and not waiting.called.is_set():
-                        await self._comment(service.waiting.before(waiting))
+                        await self._comment(service, service.waiting.before(waiting))
         finally:
             service.waiting.leave(waiting)
 
-    async def _comment(self, before: int) -> None:
+    async def _comment(self, service: RoutedService, before: int) -> None:
         if self._held is None:
             self._held = web.StreamResponse(
                 headers={
@@ -487,9 +550,9 @@ class _Line:
                 }
             )
             await self._held.prepare(self.request)
-        state = self._service.view.state.value
+        state = service.view.state.value
         await self._held.write(
-            f": waiting for a replica of {self._service.view.name} ({state}), {before} before\n\n".encode()
+            f": waiting for a replica of {service.view.name} ({state}), {before} before\n\n".encode()
         )
 
     async def begin(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
@@ -515,6 +578,11 @@ class _Line:
         """Keep an answer that has begun, with this many tokens: what comes next goes into it."""
         self._held = answer
         self.answered += answered
+
+    def hold_begun(self) -> None:
+        """Keep a stream whose headers were sent and nothing else, if there is one."""
+        if self._begun is not None and self._held is None:
+            self._held = self._begun
 
     @property
     def begun(self) -> web.StreamResponse:

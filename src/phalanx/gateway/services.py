@@ -33,6 +33,8 @@ class RoutedService:
         self.waiting = FairQueue(waiting_max)
         self.canary: RevisionMeter | None = None
         self.prefixes = PrefixIndex()
+        self.prefill: RoutedService | None = None  # its replicas read the prompts of this one
+        self.reads_for = ""  # the service whose prompts this one reads, which pays for it
         self._limit = replica_limit
         self.update(view)
 
@@ -155,6 +157,19 @@ class ServiceTable:
             added = self.services[name].replicas.keys() - before
             if added:
                 self.added(self.services[name], added)
+        self._pair()
+
+    def _pair(self) -> None:
+        """Join services with those that read prompts for them. Only the owner of a service may let another one read what it is asked."""
+        for service in self.services.values():
+            service.prefill, service.reads_for = None, ""
+        for _, service in sorted(self.services.items()):
+            answering = self.services.get(service.view.prefill_for)
+            if answering is None or answering.view.prefill_for:
+                continue
+            ours, theirs = service.view, answering.view
+            if (ours.user, ours.project) == (theirs.user, theirs.project) and answering.prefill is None:
+                answering.prefill, service.reads_for = service, str(theirs.name)
 
 
 def _host(address: str) -> str:

@@ -145,6 +145,11 @@ def _are_tokens(prompt: object) -> bool:
     return isinstance(prompt, list) and bool(prompt) and all(type(one) is int for one in prompt)
 
 
+def begins_with_error(chunk: bytes) -> bool:
+    """Return whether the first event of a stream is an error of the replica."""
+    return _ERROR.match(chunk) is not None
+
+
 class StreamRecord:
     """The events of one stream that its client has got.
 

@@ -72,7 +72,11 @@ class UsageLink:
     async def store(self) -> None:
         """Store what was counted since the last call."""
         assert self._own is not None
-        replicas = [(name, job) for name, service in self._table.services.items() for job in service.replicas]
+        replicas = [
+            (service.reads_for or name, job)
+            for name, service in self._table.services.items()
+            for job in service.replicas
+        ]
         hours = self._meter.take(replicas, now_ms())
         if not hours:
             return

@@ -146,6 +146,8 @@ def _service_view(
         least=least,
         load_why=service.load_why if by_load else "",
         load_s=service.load_s if by_load else None,
+        prefill_for="" if revision.terms.prefill is None else revision.terms.prefill.service,
+        protocol="" if revision.terms.prefill is None else revision.terms.prefill.protocol.value,
         port=revision.terms.port,
         ready_check=revision.terms.ready,
         detail=service.detail,

@@ -20,6 +20,7 @@ JOB_FILE: Final = FileKind(
     events_max=10_000,
     aliases=True,
 )
+ROLES: Final = "roles"  # of a service: each becomes a service
 _INT: Final = re.compile(r"[-+]?\d{1,18}")
 _YES_NO: Final = frozenset({"yes", "no", "on", "off", "y", "n"})
 
@@ -47,7 +48,11 @@ def read_job_file(path: str, *, beside: str = "") -> JobFile:
     root = read_yaml_file(path, JOB_FILE, missing_hint=_MISSING)
     if beside and isinstance(root.content, dict):
         root.content.pop(beside, None)
-    return _job_file(root)
+    if isinstance(root.content, dict) and ROLES in root.content:
+        raise root.content[ROLES].error(
+            f"{ROLES}: this file is of two services", f"phalanx serve up {path} starts both"
+        )
+    return job_file_of(root)
 
 
 def parse_job_file(text: str, *, path: str) -> JobFile:
@@ -56,10 +61,15 @@ def parse_job_file(text: str, *, path: str) -> JobFile:
     Raises:
         BadFile: as for `read_job_file`.
     """
-    return _job_file(parse_yaml(text, JOB_FILE, path=path))
+    return job_file_of(parse_yaml(text, JOB_FILE, path=path))
 
 
-def _job_file(root: YamlValue) -> JobFile:
+def job_file_of(root: YamlValue) -> JobFile:
+    """Return the job file of a parsed mapping.
+
+    Raises:
+        BadFile: it has an unknown key, or a value of another kind.
+    """
     keys = root.mapping("job file", KEY_KINDS, KEY_OF_SYNONYM)
     return JobFile(
         path=root.path,

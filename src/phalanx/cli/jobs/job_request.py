@@ -28,6 +28,7 @@ from phalanx.core.work.secret import parse_secret_names
 from phalanx.core.work.spec import JobSpec
 
 if TYPE_CHECKING:
+    from phalanx.cli.jobs.job_file import JobFile
     from phalanx.cli.jobs.sbatch_script import SlurmNames
     from phalanx.cli.plan.plan_option import PlanRequest
 
@@ -112,13 +113,16 @@ def words_after_dashes(context: click.Context) -> list[str]:
     return list(context.meta.get(_AFTER_DASHES) or ())
 
 
-def job_request(context: click.Context, given: Mapping[str, Any], *, beside: str = "") -> JobRequest:
+def job_request(
+    context: click.Context, given: Mapping[str, Any], *, beside: str = "", file: JobFile | None = None
+) -> JobRequest:
     """Return the job that a command line describes.
 
     Args:
         context: of the command; has the words after `--`.
         given: values of `job_options`.
         beside: a key of the file that is not one of the job's.
+        file: the job file, if it was read already.
 
     Raises:
         BadFile: the job file is missing or wrong.
@@ -143,7 +147,7 @@ def job_request(context: click.Context, given: Mapping[str, Any], *, beside: str
     else:
         from phalanx.cli.jobs.job_file import read_job_file
 
-        file = read_job_file(path, beside=beside)
+        file = file or read_job_file(path, beside=beside)
         mapping = dict(file.mapping)
         here = os.path.dirname(os.path.abspath(path)) if mapping.get("workdir") and path != "-" else here
         where = lambda key: _flag(key) if key in options else file.location(key)  # noqa: E731  # shorter than a function
@@ -248,14 +252,14 @@ def job_request_of_sbatch(text: str, path: str, args: Sequence[str], given: Sequ
     return JobRequest(mapping=mapping, spec=spec, copy=False, slurm_names=named)
 
 
-def job_request_of_file(path: str, *, copy: bool) -> JobRequest:
-    """Return the job or service that a job file describes, without options.
+def job_request_of_file(path: str, *, copy: bool, file: JobFile | None = None) -> JobRequest:
+    """Return the job or service that a job file describes, without options. `file`: its content, if it was read already.
 
     Raises:
         BadFile: the job file is missing or wrong.
     """
     nothing = dict.fromkeys((*KEY_KINDS, "env"))
-    return job_request(click.Context(click.Command("update")), {**nothing, "file": (path,), "copy": copy})
+    return job_request(click.Context(click.Command("update")), {**nothing, "file": (path,), "copy": copy}, file=file)
 
 
 def check_local_files(spec: JobSpec) -> None:

@@ -17,14 +17,15 @@ from phalanx.cli.jobs.sendable_job import sendable_mapping
 from phalanx.cli.list_output import ListView, list_options, show_list, to_json
 from phalanx.cli.serve.batch import batch
 from phalanx.cli.serve.model import model
+from phalanx.cli.serve.role_files import service_requests
 from phalanx.cli.serve.rollout_options import (
     JSON_OPTION,
-    apply_service,
+    apply_services,
     finish_rollout,
     rollout_options,
     rollout_text,
 )
-from phalanx.cli.serve.service_lookup import require_service
+from phalanx.cli.serve.service_lookup import prompt_readers, require_service
 from phalanx.cli.serve.service_page import service_lines, service_view
 from phalanx.cli.serve.services import scale, sleep, wake
 from phalanx.cli.terminal import strip_control
@@ -57,9 +58,11 @@ def serve(context: click.Context, as_json: bool, watch: bool) -> None:
 def up(file: str, copy: bool, **waiting: Any) -> int:
     """Start the service of a job file, or roll out the file if it has changed; wait until it serves. Repeating it changes nothing.
 
+    A file with roles describes two services: one reads prompts, the other one answers.
+
     Exit codes: 0 it serves; 1 its replicas fail; 124 --timeout has passed; 130 Ctrl-C, which stops only the wait.
     """
-    return apply_service(connect(), _service_request(file, copy=copy), **waiting)
+    return apply_services(connect(), service_requests(file, copy=copy), **waiting)
 
 
 @serve.command()
@@ -108,7 +111,11 @@ def ps(name: str | None, stopped: bool, as_json: bool, watch: bool) -> None:
         show_list(lambda: _services(head, stopped=stopped), as_json=as_json, watch=watch)
         return
     require_service(head, name)
-    show_list(lambda: service_view(head.service(name.strip()), time.time()), as_json=as_json, watch=watch)
+    show_list(
+        lambda: service_view(head.service(name.strip()), time.time(), prompt_readers(head, name.strip())),
+        as_json=as_json,
+        watch=watch,
+    )
 
 
 @serve.command()
@@ -116,9 +123,13 @@ def ps(name: str | None, stopped: bool, as_json: bool, watch: bool) -> None:
 @click.option("-d", "--detach", is_flag=True, help="Return at once; do not wait until the replicas have ended.")
 @JSON_OPTION
 def down(names: tuple[str, ...], detach: bool, as_json: bool) -> int:
-    """Stop services and their replicas for good; wait until the replicas have ended. A stopped service is unchanged."""
+    """Stop services and their replicas for good; wait until the replicas have ended. A stopped service is unchanged.
+
+    Services that only read prompts for one of them are stopped too.
+    """
     head, code, done = connect(), 0, []
-    for name in dict.fromkeys(names):
+    every = [one for named in names for one in (named, *prompt_readers(head, named.strip()))]
+    for name in dict.fromkeys(every):
         try:
             before = require_service(head, name).service
             stopped = head.stop_service(before.name)

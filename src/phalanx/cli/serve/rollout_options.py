@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -42,6 +43,29 @@ def apply_service(head: Client, wanted: JobRequest, *, detach: bool, timeout: st
     Raises:
         PhalanxError: the head rejects it, or the service is another user's.
     """
+    service, text = _put_service(head, wanted)
+    return finish_rollout(head, service, text, detach=detach, timeout=timeout, as_json=as_json)
+
+
+def apply_services(
+    head: Client, wanted: Sequence[JobRequest], *, detach: bool, timeout: str | None, as_json: bool
+) -> int:
+    """Do so for all roles of a service, wait for all of them, and print the last one, which answers requests. Return the exit code."""
+    *others, (service, text) = [_put_service(head, one) for one in wanted]
+    begun_s, code = time.monotonic(), 0
+    timeout_s = None if timeout is None else parse_duration_s(timeout)
+    for other, other_text in others:
+        if not as_json:
+            print(strip_control(other_text), flush=True)
+        if not detach:
+            code = code or wait_for_revision(head, other, timeout_s, with_output=not as_json)
+    left_s = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - begun_s))
+    left = None if left_s is None else f"{left_s:.3f}s"
+    return finish_rollout(head, service, text, detach=detach or bool(code), timeout=left, as_json=as_json) or code
+
+
+def _put_service(head: Client, wanted: JobRequest) -> tuple[ServiceView, str]:
+    """Submit a service or roll it out; return it, and what was done."""
     mapping = sendable_mapping(head, wanted)
     name = wanted.spec.name
     try:
@@ -54,7 +78,7 @@ def apply_service(head: Client, wanted: JobRequest, *, detach: bool, timeout: st
     else:
         service = head.update_service(name, mapping)
         text = rollout_text(service, known)
-    return finish_rollout(head, service, text, detach=detach, timeout=timeout, as_json=as_json)
+    return service, text
 
 
 def rollout_text(service: ServiceView, before: ServiceView) -> str:

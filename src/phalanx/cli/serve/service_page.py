@@ -62,14 +62,16 @@ def service_lines(services: Sequence[ServiceView], screen: Terminal) -> list[str
     return table(_SERVICES, rows, screen)
 
 
-def service_view(detail: ServiceDetail, now_s: float) -> ListView:
-    """Return the page of a service."""
+def service_view(detail: ServiceDetail, now_s: float, readers: Sequence[str] = ()) -> ListView:
+    """Return the page of a service. `readers`: services that read its prompts."""
     return ListView(
-        value=detail, lines=lambda screen: service_page(detail, screen, now_s), next_command=_next(detail.service)
+        value=detail,
+        lines=lambda screen: service_page(detail, screen, now_s, readers),
+        next_command=_next(detail.service),
     )
 
 
-def service_page(detail: ServiceDetail, screen: Terminal, now_s: float) -> list[str]:
+def service_page(detail: ServiceDetail, screen: Terminal, now_s: float, readers: Sequence[str] = ()) -> list[str]:
     """Return the lines of the page: headline, replicas with their endpoints, revisions."""
     service = detail.service
     labels = next((one.labels for one in detail.revisions if one.number == service.revision), {})
@@ -79,6 +81,9 @@ def service_page(detail: ServiceDetail, screen: Terminal, now_s: float) -> list[
         "who": f"{service.user}, project {service.project}, queue {service.queue}",
         "replicas": f"{_ready_text(service)}, range {service.replicas}, {service.gpus} {'GPU' if service.gpus == '1' else 'GPUs'} each",
         "port": f"{service.port or 'any free one'}, ready when {_check(service)}",
+        "prompts": f"reads those of {service.prefill_for} ({service.protocol})"
+        if service.prefill_for
+        else ("read by " + ", ".join(readers) if readers else ""),
         "targets": _targets(service),
         "load": _load(detail),
         "wanted": _wanted(service, now_s),

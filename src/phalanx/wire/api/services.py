@@ -47,6 +47,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
         endpoints: of replicas whose port is chosen.
         canary: for gateways, while sessions are divided; None if all replicas get all sessions.
         scale: the targets that the number of replicas follows, as in its file; empty if it does not follow load.
+        prefill_for: the service whose prompts it reads, by `protocol`; empty if it answers requests of its own.
         least: replicas that are wanted without load; `load_why`: why the load asked for the number wanted, and `load_s`: since when (Unix time).
     """
 
@@ -69,6 +70,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     least: int = 0
     load_why: str = ""
     load_s: float | None = None
+    prefill_for: str = ""
+    protocol: str = ""
     port: int = 0
     ready_check: str = ""
     detail: str = ""

@@ -173,3 +173,4 @@ def _service(terms: ServiceTerms) -> Iterator[tuple[str, object]]:
     yield "wake", terms.wake
     yield "scale", {} if terms.scale is None else terms.scale.keys()
     yield "update", {} if terms.rollout is None else terms.rollout.keys()
+    yield "prefill_for", {} if terms.prefill is None else terms.prefill.keys()

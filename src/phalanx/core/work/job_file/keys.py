@@ -87,6 +87,7 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "wake": ValueKind.TEXT,
     "scale": ValueKind.TABLE,
     "update": ValueKind.TEXT_OR_MAPPING,
+    "prefill_for": ValueKind.TEXT_OR_MAPPING,
 }
 
 # Names of the same key in other tools, for a helpful error message.

@@ -11,6 +11,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.ids import NodeId, ServiceId
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.job_file.keys import InvalidKey
+from phalanx.core.work.services.prefill_terms import PrefillTerms, parse_prefill_terms
 from phalanx.core.work.services.rollout_terms import RolloutTerms, parse_rollout_terms
 from phalanx.core.work.services.scale_terms import ScaleTerms, parse_scale_terms
 
@@ -41,7 +42,17 @@ _KEYS_OF_JOBS: Final = (
     "notify",
     "on_end",
 )
-_KEYS_OF_SERVICES: Final = ("replicas", "port", "ready", "ready_within", "sleep", "wake", "scale", "update")
+_KEYS_OF_SERVICES: Final = (
+    "replicas",
+    "port",
+    "ready",
+    "ready_within",
+    "sleep",
+    "wake",
+    "scale",
+    "update",
+    "prefill_for",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +67,7 @@ class ServiceTerms:
         sleep, wake: paths that a POST asks to free the replica's devices, and to use them again; empty if it cannot sleep.
         scale: targets that the number of replicas follows; None: it is as a user sets it.
         rollout: the steps in which this revision replaces the one before; None: replica by replica.
+        prefill: another service whose prompts it reads; None: it answers requests of its own.
     """
 
     replicas_min: int
@@ -67,6 +79,7 @@ class ServiceTerms:
     wake: str = ""
     scale: ScaleTerms | None = None
     rollout: RolloutTerms | None = None
+    prefill: PrefillTerms | None = None
 
     @property
     def range_text(self) -> str:
@@ -140,6 +153,7 @@ def parse_service_terms(given: Mapping[str, object], name: str) -> ServiceTerms 
         wake=hooks.get("wake", ""),
         scale=scale,
         rollout=parse_rollout_terms(given["update"]) if given.get("update") else None,
+        prefill=parse_prefill_terms(given["prefill_for"], name) if given.get("prefill_for") else None,
     )
 
 
