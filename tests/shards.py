@@ -112,6 +112,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/contract/test_kubernetes_rights.py",
     "tests/e2e/test_kubernetes.py",
     "tests/e2e/test_kubernetes_resident.py",
+    "tests/e2e/test_kubernetes_kueue.py",
     "tests/contract/test_backups.py::test_a_slow_disk_between_two_statements_ends_neither_a_backup_nor_a_restore",
     "tests/contract/test_dashboard_browser.py",
     "tests/contract/test_dashboard_types.py",
@@ -563,10 +564,11 @@ SHARDS: tuple[Shard, ...] = (
         needs=("kubernetes-tools",),
     ),
     Shard(
-        title="Kubernetes: hostile states of a cluster, and the schemas of ten releases",
+        title="Kubernetes: hostile states of a cluster, queues of Kueue, and the schemas of ten releases",
         tests=(
             "tests/e2e/test_kubernetes.py",
             "tests/e2e/test_kubernetes_resident.py",
+            "tests/e2e/test_kubernetes_kueue.py",
             "tests/unit/test_kubernetes_objects.py",
         ),
         sources=("engines/kubernetes",),

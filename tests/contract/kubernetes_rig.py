@@ -8,7 +8,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from benchmarks.cluster import BenchmarkCluster, free_port
@@ -57,18 +58,25 @@ class KubernetesRig(KubernetesHead):
 
     def objects(self) -> list[str]:
         """What is left in the head's namespace: `pods/NAME` and so on."""
-        kinds = ("pods", "configmaps", "secrets")
+        kinds = ("pods", "configmaps", "secrets", "jobs")
         return sorted(f"{kind.plural}/{name}" for kind, _, name in self.fake.store.items if kind.plural in kinds)
 
 
 @contextlib.contextmanager
-def kubernetes(words: tuple[str, ...] = (), *, wait_nodes: bool = True) -> Iterator[KubernetesRig]:
-    """See `KubernetesRig`. `wait_nodes`: until all nodes of the cluster are nodes of the head."""
+def kubernetes(
+    words: tuple[str, ...] = (),
+    *,
+    wait_nodes: bool = True,
+    prepare: Callable[[FakeApi], AbstractContextManager[object]] | None = None,
+) -> Iterator[KubernetesRig]:
+    """See `KubernetesRig`. `wait_nodes`: until all nodes of the cluster are nodes of the head; `prepare`: what the cluster has before the head."""
     home, folder = tempfile.mkdtemp(prefix="phalanx-engine-"), tempfile.mkdtemp(prefix="phalanx-fake-")
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, home, ignore_errors=True)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         fake = stack.enter_context(fake_api(os.path.join(folder, "api")))
+        if prepare is not None:
+            stack.enter_context(prepare(fake))
         output = os.path.join(folder, "pods.out")
         nodes = FakeNodes(fake.store, NODES, environment={"TMPDIR": folder}, output=output)
         nodes.start()

@@ -7,7 +7,7 @@ import pytest
 from phalanx.core.errors import BadFile, BadRequest, Conflict, NotPermitted
 from phalanx.engines.kubernetes import options as names
 from phalanx.engines.kubernetes.engine_type import KubernetesEngineType
-from phalanx.engines.kubernetes.rights import RIGHTS, cluster_role_objects, role_objects
+from phalanx.engines.kubernetes.rights import KUEUE_RIGHTS, RIGHTS, cluster_role_objects, role_objects
 from phalanx.ports.engine import HeadSetup
 from tests.kubernetes.fake_api import fake_api
 from tests.kubernetes.fake_store import KINDS, RBAC
@@ -97,6 +97,30 @@ def test_a_namespace_that_does_not_exist_is_named(server, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", server.kubeconfig)
     with pytest.raises(BadRequest, match="the cluster has no namespace absent"):
         check(namespace="absent")
+
+
+def test_a_queue_of_kueue_needs_kueue_and_its_rights_and_declared_nodes(grant, server):
+    grant(*RIGHTS)
+    with pytest.raises(BadRequest, match="Kueue and Kubernetes choose the nodes"):
+        check(kubernetes_queue="user-queue")
+    with pytest.raises(BadRequest, match="not a queue of Kueue"):
+        check(kubernetes_queue="default=,x")
+    with pytest.raises(BadRequest, match="this cluster has no Kueue"):
+        check(kubernetes_queue="user-queue", kubernetes_nodes="4x8")
+    server.groups["kueue.x-k8s.io"] = "v1beta1"
+    try:
+        with pytest.raises(
+            NotPermitted, match="you may not create jobs in the namespace default: no job enters a queue"
+        ):
+            check(kubernetes_queue="user-queue", kubernetes_nodes="4x8")
+        needed = [right for right in KUEUE_RIGHTS if not right.optional]
+        grant(*RIGHTS, *needed)
+        options = check(kubernetes_queue="user-queue", kubernetes_nodes="4x8")
+        assert {line.optional for line in TYPE.diagnose(options) if not line.ok} == {True}
+        assert "localqueues/pendingworkloads" in TYPE.setup_text(options)
+        assert "jobs" not in TYPE.setup_text(TYPE.resolve({"namespace": "research"}, None))
+    finally:
+        del server.groups["kueue.x-k8s.io"]
 
 
 def test_virtual_nodes_are_refused(grant):

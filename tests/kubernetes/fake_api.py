@@ -24,6 +24,7 @@ from tests.kubernetes.fake_store import KINDS, FakeStore, Item, Kind, Refused, m
 
 ADMIN_TOKEN = "admin-token-of-the-fake"
 BOOKMARK_S = 1.0
+OPTIONAL_GROUPS = ("kueue.x-k8s.io", "visibility.kueue.x-k8s.io")
 ACCESS_REVIEW = ("authorization.k8s.io", "selfsubjectaccessreviews")
 
 
@@ -37,6 +38,8 @@ class FakeApi:
         faults: called before each request with its method and path; one that raises `Refused`, or returns True to drop the connection.
         silent: watches send nothing more, while their connections stay open; nothing new is accepted.
         double_events: watches send each event twice.
+        groups: API groups that are served beside Kubernetes' own, with their version.
+        answers: of paths that no object stands for.
     """
 
     folder: str
@@ -49,6 +52,8 @@ class FakeApi:
     silent: threading.Event = field(default_factory=threading.Event)
     away: threading.Event = field(default_factory=threading.Event)
     double_events: bool = False
+    groups: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, Item] = field(default_factory=dict)
     server: ThreadingHTTPServer | None = None
     ca_pem: str = ""
 
@@ -195,6 +200,14 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if url.path == "/version":
             self._send(200, {"major": "1", "minor": "35", "gitVersion": "v1.35.0-fake"})
+            return
+        if url.path in self.api.answers:
+            self._send(200, self.api.answers[url.path])
+            return
+        if words[0] == "apis" and words[1] in OPTIONAL_GROUPS and words[1] not in self.api.groups:
+            raise Refused(404, "NotFound", "the server could not find the requested resource")
+        if words[0] == "apis" and len(words) == 2:
+            self._send(200, {"kind": "APIGroup", "preferredVersion": {"version": self.api.groups.get(words[1], "v1")}})
             return
         group, words = ("", words[2:]) if words[0] == "api" else (words[1], words[3:])
         given = json.loads(body) if body else {}

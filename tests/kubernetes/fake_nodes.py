@@ -10,6 +10,7 @@ import base64
 import contextlib
 import copy
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -59,6 +60,7 @@ class FakeNodes:
     dead: dict[str, float] = field(default_factory=dict)
     frozen: set[str] = field(default_factory=set)
     running: dict[str, RunningPod] = field(default_factory=dict)
+    hooks: list[subprocess.Popen[bytes]] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
     lock: threading.RLock = field(default_factory=threading.RLock)
     thread: threading.Thread | None = None
@@ -79,6 +81,8 @@ class FakeNodes:
             self.thread.join()
         for pod in self.running.values():
             kill_tree(pod.process)
+        for hook in self.hooks:
+            kill_tree(hook)
 
     def processes(self, node: str) -> dict[str, int]:
         """The process of each running pod of a node, by the pod's name."""
@@ -226,7 +230,7 @@ class FakeNodes:
                 self._start(item)
             return
         if about.get("deletionTimestamp") and running.ended is None:
-            self._end(running, float(about.get("deletionGracePeriodSeconds") or 0))
+            self._end(running, float(about.get("deletionGracePeriodSeconds") or 0), _pre_stop(item))
         deadline_s = item["spec"].get("activeDeadlineSeconds")
         if deadline_s and time.monotonic() - running.started_s > deadline_s and not running.overdue:
             running.overdue = True
@@ -243,10 +247,14 @@ class FakeNodes:
         if running.ended is not None:
             self._finish(self.store.get(PODS, about["namespace"], about["name"]))
 
-    def _end(self, running: RunningPod, grace_s: float) -> None:
+    def _end(self, running: RunningPod, grace_s: float, pre_stop: list[str] | None = None) -> None:
         if running.stop_by_s is None:
-            with contextlib.suppress(ProcessLookupError):
-                running.process.send_signal(signal.SIGTERM)
+            if pre_stop:
+                script = f"{shlex.join(pre_stop)}; kill -TERM {running.process.pid}"
+                self.hooks.append(subprocess.Popen(["/bin/sh", "-c", script], stderr=subprocess.DEVNULL))
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    running.process.send_signal(signal.SIGTERM)
             running.stop_by_s = time.monotonic() + grace_s
         running.stop_by_s = min(running.stop_by_s, time.monotonic() + grace_s)
 
@@ -298,6 +306,7 @@ class FakeNodes:
             "status.podIP": self.pod_address(item),
             "status.hostIP": "127.0.0.1",
             "spec.nodeName": item["spec"]["nodeName"],
+            **{f"metadata.annotations['{key}']": value for key, value in about.get("annotations", {}).items()},
         }
         for one in container.get("env", ()):
             source = one.get("valueFrom", {})
@@ -360,6 +369,11 @@ def requests(pod: Item) -> dict[str, int]:
             if "/" in key:
                 found[key] = found.get(key, 0) + int(amount)
     return found
+
+
+def _pre_stop(item: Item) -> list[str] | None:
+    hook = item["spec"]["containers"][0].get("lifecycle", {}).get("preStop", {})
+    return list(hook["exec"]["command"]) if "exec" in hook else None
 
 
 def _container(container: Item, state: Item, *, ready: bool = False) -> Item:

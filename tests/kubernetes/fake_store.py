@@ -73,6 +73,8 @@ KINDS = {
         Kind("secrets", "Secret"),
         Kind("serviceaccounts", "ServiceAccount"),
         Kind("events", "Event"),
+        Kind("jobs", "Job", "batch"),
+        Kind("workloads", "Workload", "kueue.x-k8s.io", "v1beta1"),
         Kind("roles", "Role", RBAC),
         Kind("rolebindings", "RoleBinding", RBAC),
         Kind("clusterroles", "ClusterRole", RBAC, namespaced=False),

@@ -28,7 +28,17 @@ from phalanx.core.fleet.node import (
 from phalanx.core.ids import UserId
 from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.state.events import CordonNode, PutProject, PutQueue, PutUser, RemoveNode, SubmitJob
-from phalanx.core.state.reports import AttemptWithdrawn, NodeDied, NodeListed, SeatLost, SupervisorRegistered
+from phalanx.core.state.reports import (
+    AttemptQueued,
+    AttemptReclaimed,
+    AttemptWithdrawn,
+    MemberReady,
+    MemberStopped,
+    NodeDied,
+    NodeListed,
+    SeatLost,
+    SupervisorRegistered,
+)
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
 from phalanx.core.work.job import JobState, WaitReasonCode
@@ -122,6 +132,85 @@ def test_a_seat_is_kept_for_who_was_brought_and_lost_when_nobody_comes():
     assert head.world.attempts["1"].epoch == 1, "it is asked to stop, and may still come"
     head.hear(after_s=10.0)
     assert head.world.attempts["1"].epoch == 2
+
+
+def queued(why):
+    return AttemptQueued(job_id="1", epoch=1, why=why)
+
+
+def test_an_attempt_that_waits_in_a_queue_of_its_cluster_loses_no_seat_and_pays_nothing():
+    head = Head("h0", "h1")
+    head.hear(
+        SubmitJob(spec=spec("job", gpus="2x2", time_limit_s=600.0), user="me", project="default", queue="default")
+    )
+    head.hear(queued("it waits"), after_s=1.0)
+    head.hear(queued("2 before it"), after_s=7200.0)
+    attempt = head.world.attempts["1"]
+    assert (attempt.epoch, attempt.state, attempt.queued_why) == (1, AttemptState.PLACED, "2 before it")
+    assert attempt.device_s(head.now.wall_s) == 0.0
+    head.hear(queued(""), after_s=1.0)
+    attempt = head.world.attempts["1"]
+    assert (attempt.queued_why, attempt.placed_s) == ("", head.now.wall_s), "it is billed from now on"
+    head.hear(after_s=SEAT_WAIT_S - 2.0)
+    assert head.world.attempts["1"].epoch == 1
+    head.hear(after_s=10.0)
+    assert head.world.attempts["1"].epoch == 2, "its supervisors did not come in time"
+
+
+def test_the_time_limit_of_an_attempt_begins_when_its_cluster_admits_it():
+    head = Head("h0", "h1")
+    head.hear(SubmitJob(spec=spec("job", gpus="2x2", time_limit_s=20.0), user="me", project="default", queue="default"))
+    head.hear(queued("it waits"))
+    head.hear(after_s=100.0)
+    head.take_seats()  # its supervisors are there before the engine has noticed
+    assert head.world.attempts["1"].queued_why == ""
+    for _ in range(9):
+        assert head.world.attempts["1"].stop_cause is None
+        head.hear(after_s=2.0)
+        for number, name in enumerate(("h0", "h1")):
+            head.renew(Seat(node_id=name, job_id="1", epoch=1), f"s{number}")
+    head.hear(after_s=3.0)
+    assert head.world.attempts["1"].stop_cause is EndCause.TIMEOUT
+
+
+def test_a_head_that_comes_back_waits_for_a_queued_attempt_as_before():
+    head = Head("h0", "h1")
+    head.submit()
+    head.hear(queued("it waits"), after_s=1.0)
+    again = Controller(
+        world=head.world, leases=LeaseBook(lease_s=6.0, guard=threading.Lock()), settings=head.controller.settings
+    )
+    head.controller = again
+    again.start(head.now)
+    head.hear(after_s=3600.0)
+    assert (head.world.attempts["1"].epoch, head.world.attempts["1"].queued_why) == (1, "it waits")
+
+
+def test_a_head_that_comes_back_before_it_knew_of_the_queue_keeps_the_seats_from_then_on():
+    head = Head("h0", "h1")
+    head.submit()
+    again = Controller(
+        world=head.world, leases=LeaseBook(lease_s=6.0, guard=threading.Lock()), settings=head.controller.settings
+    )
+    head.controller = again
+    again.start(head.now)
+    head.hear(queued("it waits"), after_s=6.0)
+    head.hear(after_s=600.0)
+    assert head.world.attempts["1"].epoch == 1
+
+
+def test_an_attempt_that_its_cluster_takes_back_is_preempted_and_saves():
+    head = Head("h0", "h1")
+    head.submit()
+    head.take_seats()
+    for number, name in enumerate(("h0", "h1")):
+        head.hear(MemberReady(job_id="1", epoch=1, generation=0, node_id=name, port=29500 + number))
+    outbox = head.hear(AttemptReclaimed(job_id="1", epoch=1, why="a higher priority"))
+    assert [(one.reason, one.grace_s) for one in outbox.commands] == [("preempted", 30.0)] * 2
+    for name in ("h0", "h1"):
+        head.hear(MemberStopped(job_id="1", epoch=1, generation=0, node_id=name, at_s=T))
+    job = head.world.jobs["1"]
+    assert (job.preemptions, job.charged_restarts, job.failure_count) == (1, 0, 0)
 
 
 def test_who_takes_a_seat_is_told_what_to_do_and_renews_its_lease():

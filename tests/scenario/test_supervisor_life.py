@@ -325,6 +325,15 @@ def test_a_supervisor_that_an_engine_watches_leaves_the_report_to_it():
     assert isinstance(world.reports[-1], MemberStopped)
 
 
+def test_termination_during_a_stop_leaves_its_ranks_the_rest_of_their_grace():
+    world = World().running()
+    world.tell(stop(grace_s=5.0))
+    world.hear(hap.TerminationRequested()).wait(4.9, renewing=True)
+    assert world.supervisor.members()[0].phase is MemberPhase.STOPPING, "they save"
+    world.wait(0.2, renewing=True)
+    assert world.exited
+
+
 def test_second_termination_does_not_wait():
     world = World().running()
     world.hear(hap.TerminationRequested())

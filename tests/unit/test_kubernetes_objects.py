@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 
 from phalanx.core.errors import BadFile
-from phalanx.engines.kubernetes import inventory, render, rights
+from phalanx.engines.kubernetes import inventory, kueue, render, rights
 from phalanx.engines.kubernetes.parse import Taint, parse_node, parse_pod, parse_quantity, tolerates
 from phalanx.engines.kubernetes.pod_template import read_template, with_template
 from phalanx.engines.kubernetes.render import PodSettings
@@ -82,7 +82,9 @@ def every_object(template):
         render.seat_secret(settings(), OWNER, case.attempt, "{}"),
         pod(),
         pod(template=template),
-        *rights.role_objects("research"),
+        kueue.attempt_job(settings(), OWNER, case.job, case.attempt, "user-queue"),
+        kueue.attempt_job(settings(template=template), OWNER, case.job, case.attempt, "user-queue"),
+        *rights.role_objects("research", (*rights.RIGHTS, *rights.KUEUE_RIGHTS)),
         *rights.cluster_role_objects(subject),
     ]
 

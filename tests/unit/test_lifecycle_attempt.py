@@ -29,6 +29,8 @@ from phalanx.core.state.commands import (
     StopTasks,
 )
 from phalanx.core.state.reports import (
+    AttemptQueued,
+    AttemptReclaimed,
     AttemptWithdrawn,
     CheckpointFailed,
     CheckpointSaved,
@@ -88,6 +90,8 @@ def one_of_each(attempt):
         AttemptWithdrawn: AttemptWithdrawn(
             job_id=key["job_id"], epoch=key["epoch"], why="others were faster", nodes=(N0,), cause=EndCause.CONTENDED
         ),
+        AttemptQueued: AttemptQueued(job_id=key["job_id"], epoch=key["epoch"], why="2 before it"),
+        AttemptReclaimed: AttemptReclaimed(job_id=key["job_id"], epoch=key["epoch"], why="a higher priority"),
     }
 
 
@@ -115,6 +119,8 @@ EDGES = {
     StartOverdue: ("STOPPING K0K1", ".", ".", "."),
     ReminderDue: ("PLACED P0", "STARTING S0", "RUNNING -", "STOPPING K0"),
     AttemptWithdrawn: ("ENDED F0F1", ".", ".", "ENDED F0F1"),
+    AttemptQueued: ("PLACED -", ".", ".", "."),
+    AttemptReclaimed: (".", "STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1"),
 }
 LETTER = {
     PrepareTasks: "P",
@@ -297,7 +303,8 @@ def test_report_of_another_epoch_changes_nothing(state, kind, epoch):
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in REPORTS if kind not in (CheckpointSaved, CheckpointFailed, ProgressReported)]
+    "kind",
+    [kind for kind in REPORTS if kind not in (CheckpointSaved, CheckpointFailed, ProgressReported, AttemptReclaimed)],
 )
 @pytest.mark.parametrize("generation", [0, 2])
 def test_report_of_another_generation_changes_nothing(kind, generation):

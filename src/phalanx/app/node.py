@@ -14,6 +14,7 @@ Settings are environment variables. They are removed from the environment before
     PHALANX_NODE_ADDRESS  the address at which other nodes reach its ranks
     PHALANX_NODE_ENGINE   the engine's name
     PHALANX_NODE_SEAT     the seat of a supervisor that runs for one attempt (app.seat) and ends with it
+    PHALANX_NODE_STOP_GRACE_S  longest grace of its ranks after SIGTERM, in seconds; default: 8
     PHALANX_NODE_DEVICES  for a seat or a Ray node: the devices from the engine, as positions in the driver's list; virtual without a driver
     PHALANX_NODE_UNWATCHED  set if no engine of the head watches the supervisor: it reports to the head that it leaves
     PHALANX_NODE_OUTSIDE  for a Ray node: positions in that list of the devices that others hold; PHALANX_NODE_OUTSIDE_BY: who
@@ -61,6 +62,7 @@ from phalanx.node.head_link.head_address import HeadAddress
 from phalanx.node.head_link.head_connection import HeadAccess
 from phalanx.node.head_link.peer_account import HEAD_UID_VARIABLE
 from phalanx.node.logic.operator_hooks import HOOKS_VARIABLE
+from phalanx.node.logic.supervisor import TERMINATE_GRACE_MAX_S
 from phalanx.node.logs.log_file import log_to_file
 from phalanx.node.member import scratch
 from phalanx.node.mig.slice_keeper import SliceKeeper
@@ -315,6 +317,7 @@ def _settings(
         slices=slices,
         power=None if virtual else _power_keeper(given, probe),
         hooks="" if "PHALANX_NODE_SEAT" in given else hooks_file({**os.environ, **given}),
+        terminate_grace_s=float(given.get("PHALANX_NODE_STOP_GRACE_S", TERMINATE_GRACE_MAX_S)),
     )
 
 

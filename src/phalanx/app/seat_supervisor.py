@@ -31,6 +31,7 @@ from phalanx.wire.rank import RankStopReason
 from phalanx.wire.seat import (
     SEAT_CERTIFICATE_REJECTED,
     SEAT_HEAD_UNREACHABLE,
+    SEAT_RANK_VARIABLE,
     SEAT_VARIABLE,
     SeatAssignment,
     decode_assignment,
@@ -116,6 +117,9 @@ def _leave(order: SeatAssignment, node_id: NodeId, ended: node.SupervisorResult)
 
 
 def _which_node(order: SeatAssignment) -> NodeId | None:
+    rank = os.environ.pop(SEAT_RANK_VARIABLE, "")
+    if rank.isdecimal() and int(rank) < len(order.nodes):
+        return list(order.nodes)[int(rank)]
     names = [os.environ.get(name, "") for name in _NODE_NAMES] + [socket.gethostname().split(".")[0]]
     return next((NodeId(name) for name in names if name in order.nodes), None)
 

@@ -122,6 +122,7 @@ class Controller:
     _limits_s: dict[JobId, float] = field(default_factory=dict)  # armed time limit of each live attempt
     # State in which each gang was last sent a command, and when: the start of its reminder interval.
     _commanded: dict[JobId, tuple[AttemptState, float]] = field(default_factory=dict)
+    _queued: set[JobId] = field(default_factory=set)  # that a queue of their engine's cluster keeps waiting
     _stepped_boot_s: float = 0.0
     _ended: deque[JobId] = field(default_factory=deque)
     _losses: FleetFailureRate = field(init=False)
@@ -162,7 +163,11 @@ class Controller:
             if node.state is NodeState.UP and node.supervisor_id is not None:
                 self.leases.grant(node.id, node.supervisor_id, now.boot_s, until_s=max(full_s, leases_until_s))
         for attempt in self.world.attempts.values():
-            self._expect_seats(attempt, PRESUMED_HOLDER, now.boot_s, until_s=max(full_s, leases_until_s))
+            holder, until_s = PRESUMED_HOLDER, max(full_s, leases_until_s)
+            if attempt.queued_why:
+                holder, until_s = UNCLAIMED, now.boot_s + SEAT_WAIT_S
+                self._queued.add(attempt.job_id)
+            self._expect_seats(attempt, holder, now.boot_s, until_s=until_s)
             self._placed_boot_s[attempt.job_id] = now.boot_s - max(0.0, now.wall_s - attempt.placed_s)
             self._generations[attempt.job_id] = (attempt.epoch, attempt.generation, now.boot_s)
             self._publish_epochs(attempt)
@@ -354,7 +359,7 @@ class Controller:
         """Grant leases to seats whose supervisors the engine is starting; a seat without a supervisor at `until_s` is lost."""
         for member in attempt.members:
             name = supervisor_name_of(self.world.nodes, member.node_id, attempt.job_id, attempt.epoch)
-            if name != member.node_id:
+            if name != member.node_id and not self.leases.belongs_to_other(name, who):
                 self.leases.grant(name, who, boot_s, until_s=until_s)
 
     # ---- time ---------------------------------------------------------------------------------------------------------
@@ -391,6 +396,9 @@ class Controller:
 
     def _remind(self, context: StepContext, attempt: Attempt) -> None:
         """Resend unanswered commands: one may have been lost, and nothing else repeats it."""
+        if attempt.queued_why:  # its supervisors come when the engine's cluster admits it
+            self._expect_seats(attempt, UNCLAIMED, context.now.boot_s, until_s=context.now.boot_s + SEAT_WAIT_S)
+            return
         for member in attempt.members:
             if member.state not in (MemberState.STOPPED, MemberState.LOST):
                 context.apply_event(attempt.job_id, ReminderDue(node_id=member.node_id))
@@ -399,6 +407,8 @@ class Controller:
         """Whether the deadline still applies to the newest state."""
         attempt = self.world.attempts.get(deadline.job_id)
         current = attempt is not None and (attempt.epoch, attempt.generation) == (deadline.epoch, deadline.generation)
+        if attempt is not None and attempt.queued_why and deadline.kind is not DeadlineKind.REMIND:
+            return False
         match deadline.kind:
             case DeadlineKind.LIMIT:
                 return attempt is not None and self._limits_s.get(deadline.job_id) == deadline.at_s
@@ -413,15 +423,21 @@ class Controller:
         job_id = attempt.job_id
         if not attempt.holds_allocation:
             self._publish_epochs(attempt)
+            self._queued.discard(job_id)
             for table in (self._placed_boot_s, self._generations, self._limits_s, self._commanded):
                 table.pop(job_id, None)
             return
         known = self._generations.get(job_id)
         fresh = known is None or known[:2] != (attempt.epoch, attempt.generation)
+        changed = (job_id in self._queued) != bool(attempt.queued_why)
+        admitted = changed and not attempt.queued_why
+        (self._queued.add if attempt.queued_why else self._queued.discard)(job_id)
+        if admitted:  # the engine's cluster starts it only now
+            fresh, self._placed_boot_s[job_id] = True, boot_s
         if fresh:
             self._placed_boot_s.setdefault(job_id, boot_s)
             self._generations[job_id] = (attempt.epoch, attempt.generation, boot_s)
-        if known is None or known[0] != attempt.epoch:
+        if known is None or known[0] != attempt.epoch or changed:
             self._expect_seats(attempt, UNCLAIMED, boot_s, until_s=boot_s + SEAT_WAIT_S)
         if fresh or attempt.state is AttemptState.STOPPING:  # members are lost only while the gang stops
             self._publish_epochs(attempt)

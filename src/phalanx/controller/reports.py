@@ -15,6 +15,7 @@ from phalanx.core.ids import NodeId
 from phalanx.core.lifecycle.events import MemberLost, ReminderDue
 from phalanx.core.lifecycle.transitions import FaultMark
 from phalanx.core.state.reports import (
+    AttemptQueued,
     BudgetReached,
     DatasetsHeld,
     DiskFreed,
@@ -197,6 +198,8 @@ def _register_seat(context: StepContext, seat: Seat, reported: Node) -> None:
     context.lost.pop(seat.name, None)
     known = context.world.nodes.get(seat.node_id)
     address = "" if known is None or known.address == reported.address else reported.address
+    if attempt is not None and attempt.queued_why:  # a supervisor runs, so the cluster has admitted it
+        context.apply_event(seat.job_id, AttemptQueued(job_id=seat.job_id, epoch=seat.epoch, why=""))
     event = ReminderDue(node_id=seat.node_id, probe_port=reported.probe_port, address=address)
     context.apply_event(seat.job_id, event)
 

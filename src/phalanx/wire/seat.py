@@ -12,6 +12,7 @@ import msgspec
 from phalanx.core.ids import Epoch, JobId, NodeId
 
 SEAT_VARIABLE: Final = "PHALANX_SEAT"
+SEAT_RANK_VARIABLE: Final = "PHALANX_SEAT_RANK"  # the node rank of a supervisor whose node the engine does not choose
 SEAT_HEAD_UNREACHABLE: Final = 69  # a supervisor's exit code: it cannot reach the head from its node
 SEAT_CERTIFICATE_REJECTED: Final = 76  # a supervisor's exit code: it rejects the head's certificate
 

@@ -36,6 +36,8 @@ from phalanx.core.access.rules import AccessScope
 from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError, TryLater
 from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.state.reports import (
+    AttemptQueued,
+    AttemptReclaimed,
     AttemptWithdrawn,
     BudgetReached,
     CheckpointFailed,
@@ -391,6 +393,8 @@ _OF_THE_HEAD: Final = (
     DiskFreed,
     SeatLost,
     AttemptWithdrawn,
+    AttemptQueued,
+    AttemptReclaimed,
     ProviderReported,
     MachinesListed,
     UsageCounted,

@@ -105,6 +105,9 @@ def _started_or_ended(services: HeadServices, job: Job, whole: bool) -> WhyReply
         headline = f"has run for {format_duration(max(0.0, now_s - (since_s or now_s)))} on {_names(nodes)}"
         if attempts and whole and (staging := staging_views(live_staging(services, job, attempts[-1]))):
             headline = f"{staging_text(staging)}; its ranks start then; {headline}"
+        if attempts and attempts[-1].queued_why:
+            waited = format_duration(max(0.0, now_s - attempts[-1].placed_s))
+            headline = f"has waited for {waited}: {attempts[-1].queued_why}"
         if sleep is not None:
             headline = f"is {sleep.phase}{f': {sleep.why}' if sleep.why else ''}; {headline}"
         return WhyReply(

@@ -279,6 +279,7 @@ class UsageAccountant:
             (self._attempts[job_id], grant)
             for job_id in self._on_node.get(node_id, ())
             if (grant := self._attempts[job_id].allocation.grant_on(node_id)) is not None
+            and not self._attempts[job_id].queued_why
         ]
         capacity = self._free_capacity(node_id, devices, [grant for _, grant in grants])
         for device in devices:

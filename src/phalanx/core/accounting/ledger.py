@@ -81,7 +81,7 @@ def span_us(attempt: Attempt, *, now_s: float) -> tuple[int, int]:
     """From the placement to the end, or to now; never negative, whatever the clocks show."""
     begin_us = round(attempt.placed_s * 1e6)
     end_us = round((now_s if attempt.ended_s is None else attempt.ended_s) * 1e6)
-    return begin_us, max(begin_us, end_us)
+    return begin_us, begin_us if attempt.queued_why else max(begin_us, end_us)
 
 
 def step_ledger(attempt: Attempt, reports: Reports, kept: Iterable[StepRecord], *, now_s: float) -> Ledger:

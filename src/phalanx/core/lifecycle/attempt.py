@@ -34,6 +34,8 @@ from phalanx.core.lifecycle.transitions import (
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.reports import (
+    AttemptQueued,
+    AttemptReclaimed,
     AttemptWithdrawn,
     CheckpointFailed,
     CheckpointSaved,
@@ -48,6 +50,7 @@ from phalanx.core.state.reports import (
     SleepHookEnded,
     TaskExited,
 )
+from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import (
     Attempt,
     AttemptState,
@@ -91,7 +94,7 @@ def transition(case: AttemptCase, event: AttemptEvent, facts: TransitionContext)
 def _current(attempt: Attempt, happening: AttemptEvent) -> bool:
     if isinstance(happening, CheckpointSaved):
         return happening.resume.epoch == attempt.epoch
-    if isinstance(happening, (ProgressReported, CheckpointFailed, AttemptWithdrawn)):
+    if isinstance(happening, (ProgressReported, CheckpointFailed, AttemptWithdrawn, AttemptQueued, AttemptReclaimed)):
         return happening.epoch == attempt.epoch
     if isinstance(happening, _FROM_A_NODE):
         return happening.epoch == attempt.epoch and happening.generation == attempt.generation
@@ -438,6 +441,27 @@ def _withdrawn(
     return _stopping(case, attempt, happening.cause, happening.why, facts, entry)
 
 
+def _queued(
+    case: AttemptCase, attempt: Attempt, happening: AttemptQueued, facts: TransitionContext
+) -> TransitionResult:
+    """Note that the engine's cluster keeps the attempt waiting. Billing and all time limits begin when it is admitted."""
+    if happening.why == attempt.queued_why:
+        return _unchanged(case)
+    if happening.why:
+        first = () if attempt.queued_why else (history_line(case, facts, "queued", happening.why),)
+        return TransitionResult(job=case.job, attempt=replace(attempt, queued_why=happening.why), history=first)
+    waited = format_duration(max(0.0, facts.now_s - attempt.placed_s))
+    entry = history_line(case, facts, "admitted", f"admitted by the cluster's own queue after {waited}")
+    admitted = replace(attempt, queued_why="", placed_s=facts.now_s, generation_s=facts.now_s)
+    return TransitionResult(job=case.job, attempt=admitted, history=(entry,))
+
+
+def _reclaimed(
+    case: AttemptCase, attempt: Attempt, happening: AttemptReclaimed, facts: TransitionContext
+) -> TransitionResult:
+    return _stop_wanted(case, attempt, StopRequested(cause=EndCause.PREEMPTED, why=happening.why), facts)
+
+
 def _remind(case: AttemptCase, attempt: Attempt, happening: ReminderDue, facts: TransitionContext) -> TransitionResult:
     node_id, state = happening.node_id, _member(attempt, happening.node_id).state
     if happening.probe_port or happening.address:
@@ -600,6 +624,8 @@ TRANSITIONS: Final[dict[tuple[AttemptState, type[Any]], Handler]] = {
     (_S.PLACED, MemberReady): _ready,
     (_S.PLACED, StartOverdue): _overdue,
     **{(state, AttemptWithdrawn): _withdrawn for state in (_S.PLACED, _S.STOPPING)},
+    (_S.PLACED, AttemptQueued): _queued,
+    **{(state, AttemptReclaimed): _reclaimed for state in (_S.STARTING, _S.RUNNING, _S.STOPPING)},
     (_S.STARTING, MemberStarted): _started,
     **{(state, MemberRefused): _refused for state in (_S.PLACED, _S.STARTING)},
     **{(state, TaskExited): _exited for state in (_S.STARTING, _S.RUNNING, _S.STOPPING)},

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from phalanx.core.ids import NodeId
 from phalanx.core.state.reports import (
+    AttemptQueued,
+    AttemptReclaimed,
     AttemptWithdrawn,
     CheckpointFailed,
     CheckpointSaved,
@@ -105,4 +107,6 @@ AttemptEvent = (
     | StartOverdue
     | ReminderDue
     | AttemptWithdrawn
+    | AttemptQueued
+    | AttemptReclaimed
 )

@@ -262,8 +262,8 @@ class AttemptWithdrawn:
 
     Attributes:
         nodes: the nodes that prevented the start.
-        cause: CONTENDED (others took the nodes first), LIMITED (a limit of the engine, which may pass), UNFIT (a node was lost before the
-            start), START_FAIL (an error of the engine), or FAILED (it would refuse the job again).
+        cause: CONTENDED (others took the nodes first), LIMITED (a limit of the engine, which may pass), PREEMPTED (its
+            cluster prefers others), UNFIT (a node was lost before the start), START_FAIL (an error of the engine), or FAILED (it would refuse the job again).
     """
 
     job_id: JobId
@@ -271,6 +271,24 @@ class AttemptWithdrawn:
     why: str
     nodes: tuple[NodeId, ...]
     cause: EndCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptQueued:
+    """The engine's cluster holds a placed attempt in a queue of its own, so that nothing of it runs yet. `why` it waits; empty once it is admitted."""
+
+    job_id: JobId
+    epoch: Epoch
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptReclaimed:
+    """The engine's cluster takes back the nodes of an attempt that has started: its processes have their grace to save."""
+
+    job_id: JobId
+    epoch: Epoch
+    why: str
 
 
 class ProviderOutcome(enum.StrEnum):
@@ -446,6 +464,8 @@ Report = (
     | DiskFreed
     | SeatLost
     | AttemptWithdrawn
+    | AttemptQueued
+    | AttemptReclaimed
     | ProviderReported
     | MachinesListed
     | UsageCounted

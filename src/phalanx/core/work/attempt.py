@@ -169,6 +169,7 @@ class Attempt:
         sleep_turn: number of hooks that were requested; late answers and repeated commands of earlier ones have a lower number.
         asleep_s: time that it spent without its devices, before the present sleep; not billed for devices.
         sleep_refusal: why it did not fall asleep when it was last asked to; empty if it did.
+        queued_why: why a queue of the engine's cluster keeps it waiting; empty if none does. Until then nothing is billed, and no limit runs.
     """
 
     job_id: JobId
@@ -199,6 +200,7 @@ class Attempt:
     sleep_turn: int = 0
     asleep_s: float = 0.0
     sleep_refusal: str = ""
+    queued_why: str = ""
 
     @property
     def serving(self) -> bool:
@@ -230,6 +232,8 @@ class Attempt:
 
     def device_s(self, now_s: float) -> float:
         """How long it held its devices, until its end or `now_s`."""
+        if self.queued_why:
+            return 0.0
         end_s = now_s if self.ended_s is None else self.ended_s
         return max(0.0, end_s - self.placed_s - self.sleep_s(end_s))
 

@@ -107,6 +107,7 @@ def evaluate(
     cleaning_up: bool = False,
     head_url: str = "",
     image: str = "",
+    creator: str = "",
 ) -> PodsUpdate:
     """Evaluate the pods of one attempt.
 
@@ -118,6 +119,7 @@ def evaluate(
         cleaning_up: pods of ended attempts of ours still end on these nodes.
         head_url: for messages.
         image: for messages.
+        creator: what creates the pods, if that is not the head.
     """
     states = [found.get(name) for name in order.names]
     if order.attempt_ended_s is not None:
@@ -128,7 +130,9 @@ def evaluate(
     connected = frozenset(one.node_id for one in order.attempt.members if one.state is not MemberState.REQUESTED)
     # No rank runs before all supervisors are ready: until then the gang can be withdrawn, also if some of them are.
     if order.attempt.state is AttemptState.PLACED or not connected:
-        refused = _before_start(order, states, now_s, holders, cleaning_up=cleaning_up, head_url=head_url, image=image)
+        refused = _before_start(
+            order, states, now_s, holders, cleaning_up=cleaning_up, head_url=head_url, image=image, creator=creator
+        )
         if refused is not None:
             return refused
     if order.phase is PodsPhase.WAITING and all(state is not None and state.node for state in states):
@@ -178,6 +182,7 @@ def _before_start(
     cleaning_up: bool,
     head_url: str,
     image: str,
+    creator: str,
 ) -> PodsUpdate | None:
     """Withdraw the whole gang if one of its pods cannot start; None if all may."""
     if order.attempt.state not in _BEFORE_START:
@@ -188,28 +193,31 @@ def _before_start(
             continue
         if state is None:
             if now_s - max(order.created_s, (order.ended_s or {}).get(name, now_s)) >= MISSING_S:
-                return _withdraw(
-                    order, f"pod {name} was deleted before its supervisor started", (node,), EndCause.CONTENDED
-                )
+                why = f"pod {name} was deleted before its supervisor started"
+                if creator:
+                    why = (
+                        f"{creator} has no pod for {node} after {MISSING_S:.0f} s: kubectl describe {creator} says why"
+                    )
+                return _withdraw(order, why, (node,), EndCause.CONTENDED)
             continue
         if state.waiting in _NEVER_PULLED:
-            why = f"pod {name}: {state.waiting}: {state.waiting_text or image}"
+            why = f"pod {state.name}: {state.waiting}: {state.waiting_text or image}"
             return _withdraw(order, why, (node,), EndCause.START_FAIL)
         if state.waiting in NO_IMAGE and order.pulling_s is not None and now_s - order.pulling_s >= IMAGE_LIMIT_S:
             why = f"{node} cannot pull the image {image}: {state.waiting_text or state.waiting}"
             return _withdraw(order, why, (node,), EndCause.START_FAIL)
         if state.waiting in NO_CONTAINER and now_s - order.created_s >= SUPERVISOR_REPORT_S:
-            why = f"pod {name} cannot start on {node}: {state.waiting}: {state.waiting_text}"
+            why = f"pod {state.name} cannot start on {node}: {state.waiting}: {state.waiting_text}"
             return _withdraw(order, why, (node,), EndCause.START_FAIL)
         if state.ended and now_s - (order.ended_s or {}).get(name, now_s) >= SUPERVISOR_REPORT_S:
             refused = state.reason.startswith(_NOT_ADMITTED)
             cause = EndCause.CONTENDED if refused else EndCause.START_FAIL
-            why = f"pod {name} {state.why_ended} before its supervisor connected to the head"
+            why = f"pod {state.name} {state.why_ended} before its supervisor connected to the head"
             hint = "" if refused else _hint(state.exit_code or 0, str(node), head_url, image)
             update = _withdraw(order, why + hint, (node,), cause)
             return replace(update, contended=(node,)) if refused else update
         if state.deleting and not order.deleted:
-            why = f"pod {name} was deleted in Kubernetes before its supervisor connected to the head"
+            why = f"pod {state.name} was deleted in Kubernetes before its supervisor connected to the head"
             return _withdraw(order, why, (node,), EndCause.CONTENDED)
     return _without_node(order, states, now_s, holders, cleaning_up=cleaning_up)
 
@@ -243,7 +251,7 @@ def _lost_seats(order: AttemptPods, states: Sequence[PodState | None], now_s: fl
         overdue = now_s - (order.ended_s or {}).get(name, now_s) >= SUPERVISOR_REPORT_S
         if confirmed and overdue and node not in order.reported:
             assert state is not None
-            lost.append((node, f"pod {name} {state.why_ended}"))
+            lost.append((node, f"pod {state.name} {state.why_ended}"))
     if not lost:
         return PodsUpdate(pods=order)
     events = tuple(

@@ -27,6 +27,8 @@ from phalanx.engines.kubernetes import attempt_pods, inventory, render
 from phalanx.engines.kubernetes.attempt_pods import AttemptPods, PodsPhase
 from phalanx.engines.kubernetes.cluster_view import ObjectTable
 from phalanx.engines.kubernetes.errors import KubernetesError
+from phalanx.engines.kubernetes.kueue import uneven_parts
+from phalanx.engines.kubernetes.kueue_jobs import KueueJobs
 from phalanx.engines.kubernetes.options import ENGINE_NAME
 from phalanx.engines.kubernetes.parse import KubernetesNode, PodState, parse_node, parse_pod
 from phalanx.engines.kubernetes.pod_requests import apply_owner, create_pod, explain_refusal
@@ -56,12 +58,16 @@ class ClusterScope:
         reads_all_pods: pods of all namespaces may be listed.
         places: number of declared places for pods, if nodes are not listed.
         gpus_per_place: of each.
+        queues: Kueue's queue by queue of Phalanx, as `kueue.parse_queues` returns; empty: Kueue is not used.
+        workload_version: of Kueue's Workloads; empty: they may not be read.
     """
 
     lists_nodes: bool
     reads_all_pods: bool = False
     places: int = 0
     gpus_per_place: int = 0
+    queues: Mapping[str, str] = field(default_factory=dict)
+    workload_version: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,11 +104,21 @@ class KubernetesEngine:
     )
     _pods: ObjectTable[PodState] = field(init=False)
     _nodes: ObjectTable[KubernetesNode] = field(init=False)
+    _kueue: KueueJobs | None = None
 
     def __post_init__(self) -> None:
         resource = self.settings.gpu_resource
         self._pods = ObjectTable(lambda item: parse_pod(item, resource), self._wake.set, self._note_answer)
         self._nodes = ObjectTable(lambda item: parse_node(item, resource), self._wake.set, self._note_answer)
+        if self.scope.queues:
+            self._kueue = KueueJobs(
+                api=self.api,
+                settings=self.settings,
+                queues=self.scope.queues,
+                workload_version=self.scope.workload_version,
+                changed_hook=self._wake.set,
+                answered_hook=self._note_answer,
+            )
 
     @property
     def name(self) -> str:
@@ -133,6 +149,8 @@ class KubernetesEngine:
         if self.scope.lists_nodes:
             watched.append((ResourcePath("nodes"), self._nodes))
         self._watches = [ObjectWatch(api=self.api, path=path, handler=table) for path, table in watched]
+        if self._kueue is not None:
+            self._watches += self._kueue.watches()
         runs = [("kubernetes-engine", self._run), *((f"watch-{one.path.plural}", one.run) for one in self._watches)]
         self._threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in runs]
         for thread in self._threads:
@@ -180,7 +198,7 @@ class KubernetesEngine:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            busy = any(self._is_changing(order) for order in self._orders.values()) or bool(self._deletions)
+            busy = any(self._is_changing(key, order) for key, order in self._orders.items()) or bool(self._deletions)
             self._wake.wait(LOOK_BUSY_S if busy else LOOK_S)
             self._wake.clear()
             if self._ended.is_set():
@@ -194,6 +212,8 @@ class KubernetesEngine:
         self._check_reachable()
         if self._unreachable or not self._pods.listed or (self.scope.lists_nodes and not self._nodes.listed):
             return  # what is known is old: nothing is concluded from it
+        if self._kueue is not None and not self._kueue.listed:
+            return
         self._drain_updates()
         # Nodes come first, so that requeued jobs are not placed on nodes that others took.
         pods = self._pods.current()
@@ -204,8 +224,9 @@ class KubernetesEngine:
         self._delete_strays(pods)
         self._delete_pods()
 
-    @staticmethod
-    def _is_changing(order: AttemptPods) -> bool:
+    def _is_changing(self, key: _Key, order: AttemptPods) -> bool:
+        if self._kueue is not None and self._kueue.waits(key):
+            return False
         return order.phase is PodsPhase.WAITING or order.attempt_ended_s is not None or bool(order.ended_s)
 
     def _drain_updates(self) -> None:
@@ -264,21 +285,24 @@ class KubernetesEngine:
         if gone:
             self._withdraw(attempt, f"{', '.join(gone)} is no longer in the cluster", EndCause.CONTENDED)
             return
+        queue = "" if self._kueue is None else self._kueue.queue_of(job)
+        if queue and (uneven := uneven_parts(attempt)):
+            self._withdraw(attempt, uneven, EndCause.FAILED)
+            return
         try:
             owner = apply_owner(self.api, self.settings)
             secret = render.seat_secret(self.settings, owner, attempt, encode_assignment(self._assignment(attempt)))
             self.api.apply(self._path("secrets"), secret["metadata"]["name"], secret)
-            pods = [
-                render.seat_pod(self.settings, owner, job, attempt, grant, pinned=self.scope.lists_nodes)
-                for grant in attempt.allocation.grants
-            ]
-            created = self._workers.map(lambda pod: create_pod(self.api, self._path("pods"), pod), pods)
-            refusals = [error for error in created if error is not None]
+            if self._kueue is not None and queue:
+                refusals: list[PhalanxError] = []
+                self._kueue.create(owner, job, attempt, queue)
+            else:
+                refusals = self._create_pods(owner, job, attempt)
         except PhalanxError as error:
             refusals = [error]
         if refusals:
             self._deletions[key] = (order.names, attempt_pods.HURRIED_GRACE_S)
-            why, cause = explain_refusal(refusals[0])
+            why, cause = explain_refusal(refusals[0], "a Job" if queue else "a pod")
             _log.warning("job %s attempt %d: %s", job.id, attempt.epoch, why)
             self._withdraw(attempt, why, cause)
             return
@@ -290,6 +314,15 @@ class KubernetesEngine:
             len(order.names),
             self.settings.namespace,
         )
+
+    def _create_pods(self, owner: dict[str, Any], job: Job, attempt: Attempt) -> list[PhalanxError]:
+        """Create all pods of an attempt; return why some could not be."""
+        pods = [
+            render.seat_pod(self.settings, owner, job, attempt, grant, pinned=self.scope.lists_nodes)
+            for grant in attempt.allocation.grants
+        ]
+        created = self._workers.map(lambda pod: create_pod(self.api, self._path("pods"), pod), pods)
+        return [error for error in created if error is not None]
 
     def _assignment(self, attempt: Attempt) -> SeatAssignment:
         nodes = {
@@ -318,17 +351,25 @@ class KubernetesEngine:
         mine = {pod.name: pod for pod in pods.values() if self._is_ours(pod)}
         holding = self._holding(mine)
         reports: list[Event] = []
-        for key, order in list(self._orders.items()):
+        for key, known in list(self._orders.items()):
+            order = known
+            found, queued = mine, self._kueue is not None and self._kueue.follows(key)
+            if self._kueue is not None and queued:
+                order, waits = self._evaluate_kueue(self._kueue, key, order, now_s, reports)
+                if waits:
+                    continue
+                found = self._kueue.slots(order, mine.values())
             there = [pod for pod in pods.values() if pod.node in order.nodes and not pod.ended and pod.gpus]
             holders = [f"pod {pod.namespace}/{pod.name}" for pod in there if not self._is_ours(pod)]
             update = attempt_pods.evaluate(
                 order,
-                mine,
+                found,
                 now_s,
                 holders=holders[:3],
-                cleaning_up=any(self._is_ours(pod) and pod.uid not in holding for pod in there),
+                cleaning_up=queued or any(self._is_ours(pod) and pod.uid not in holding for pod in there),
                 head_url=self.settings.head_url,
                 image=self.settings.image,
+                creator=f"job/{render.attempt_name(self.settings, *key)}" if queued else "",
             )
             reports += update.events
             if update.delete:
@@ -340,6 +381,22 @@ class KubernetesEngine:
             else:
                 self._orders[key] = update.pods
         return reports
+
+    def _evaluate_kueue(
+        self, kueue: KueueJobs, key: _Key, order: AttemptPods, now_s: float, reports: list[Event]
+    ) -> tuple[AttemptPods, bool]:
+        """Evaluate the Job of an attempt in Kueue; return its order, and whether it has no pods yet."""
+        verdict = None if order.attempt_ended_s is not None else kueue.evaluate(key, order.attempt, now_s)
+        if verdict is None:
+            return order, False
+        reports += verdict.events
+        if verdict.admitted_now:
+            order = replace(order, created_s=now_s, ended_s=None)
+        if verdict.withdrawn:
+            order = replace(order, phase=PodsPhase.SETTLED, deleted=True)
+            self._deletions[key] = (order.names, attempt_pods.HURRIED_GRACE_S)
+        self._orders[key] = order
+        return order, verdict.waits
 
     def _holding(self, mine: Mapping[str, PodState]) -> frozenset[str]:
         """Return the uids of the pods of attempts that hold their allocation."""
@@ -425,13 +482,22 @@ class KubernetesEngine:
                 and pod.name not in known
                 and not pod.deleting
                 and key not in self._deletions
+                and not (key in self._orders and self._kueue is not None and self._kueue.follows(key))
             ):
                 self._deletions[key] = ((pod.name,), attempt_pods.HURRIED_GRACE_S)
+        if self._kueue is not None:
+            for key in self._kueue.strays((*self._orders, *self._deletions)):
+                self._deletions[key] = ((), attempt_pods.HURRIED_GRACE_S)
 
     def _delete_pods(self) -> None:
         """Delete what is to be deleted. A failed deletion is repeated at the next look."""
-        for key, (names, grace_s) in list(self._deletions.items()):
+        for key, (known, grace_s) in list(self._deletions.items()):
+            names = known
             try:
+                if self._kueue is not None and self._kueue.follows(key):
+                    self._kueue.delete(key)
+                    ours = (pod for pod in self._pods.current().values() if self._is_ours(pod))
+                    names = tuple(pod.name for pod in ours if (pod.job_id, pod.epoch) == key)
                 for _ in self._workers.map(lambda name, grace_s=grace_s: self._delete("pods", name, grace_s), names):
                     pass
                 self._delete("secrets", render.attempt_name(self.settings, *key), None)
@@ -445,6 +511,8 @@ class KubernetesEngine:
 
     def _delete_everything(self, api: KubernetesApi) -> None:
         """Delete all objects of this head: the pods now, the rest with its owner."""
+        if self._kueue is not None:
+            self._kueue.delete_all(api)
         try:
             api.delete_all(self._path("pods"), labels=self.settings.selector, grace_s=attempt_pods.HURRIED_GRACE_S)
         except KubernetesError as error:

@@ -15,11 +15,15 @@ from phalanx.engines.kubernetes import options as names
 from phalanx.engines.kubernetes.engine import FIRST_ANSWER_S, ClusterScope, KubernetesEngine
 from phalanx.engines.kubernetes.errors import KubernetesError
 from phalanx.engines.kubernetes.kubeconfig import ClusterAccess, find_access
+from phalanx.engines.kubernetes.kueue import GROUP as KUEUE_GROUP
+from phalanx.engines.kubernetes.kueue import parse_queues
+from phalanx.engines.kubernetes.kueue_jobs import VERSION_DEFAULT, served_version
 from phalanx.engines.kubernetes.pod_template import read_template
 from phalanx.engines.kubernetes.render import PodSettings
 from phalanx.engines.kubernetes.resident_options import resident_pools
 from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
 from phalanx.engines.kubernetes.rights import (
+    KUEUE_RIGHTS,
     NAME,
     RIGHTS,
     AccessRight,
@@ -53,7 +57,18 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
             "--virtual cannot be used with --engine kubernetes", hint="remove --virtual: the nodes come from Kubernetes"
         )
     parse_shape(options[names.SHAPE])
-    resident_pools(options)
+    resident = resident_pools(options)
+    queues = parse_queues(options[names.QUEUE])
+    if queues and not options[names.SHAPE]:
+        raise BadRequest(
+            f"with --{names.QUEUE}, Kueue and Kubernetes choose the nodes, so Phalanx must know how much it may hand to Kueue at once",
+            hint=f"--{names.SHAPE} 4x8, for pods on 4 nodes of 8 GPUs",
+        )
+    if queues and resident:
+        raise Conflict(
+            f"--{names.QUEUE} and --{names.RESIDENT} exclude each other: Kueue counts each attempt, and resident pods stay",
+            hint=f"--{names.RESIDENT} none, or --{names.QUEUE} none",
+        )
     read_template(options[names.TEMPLATE])
     access = find_access(options[names.CONTEXT], os.environ)
     if previous == options and setup.listened_before == setup.listens:
@@ -65,13 +80,16 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
         )
     api = KubernetesApi(access, answer_s=_CHECK_S, retry_for_s=_CHECK_S)
     namespace = options[names.NAMESPACE] or access.namespace
-    missing = [right for right in RIGHTS if not right.optional and not is_allowed(api, right, namespace)]
+    if queues:
+        _check_kueue(api)
+    needed = [right for right in wanted_rights(options) if not right.optional]
+    missing = [right for right in needed if not is_allowed(api, right, namespace)]
     if missing:
         first, others = missing[0], ", ".join(f"{right.verb} {right.resource}" for right in missing[1:])
         raise NotPermitted(
             f"you may not {first.verb} {first.resource} in the namespace {namespace}: {first.lost}"
             + (f"; nor {others}" if others else ""),
-            hint=f"an administrator grants it: phalanx up --engine kubernetes --namespace {namespace} --print",
+            hint=f"an administrator grants it: {_print_command(options, namespace)}",
         )
     _check_namespace(api, namespace)
     if not options[names.SHAPE] and not options[names.RESIDENT] and not follows_all(api, "nodes", namespace):
@@ -87,12 +105,15 @@ def create_engine(options: Mapping[str, str], head: EngineContext) -> Kubernetes
     settings = pod_settings(options, head, access)
     places, gpus = parse_shape(options[names.SHAPE])
     resident = bool(options.get(names.RESIDENT))  # jobs run in the pods of a node pool, and nowhere else
+    queues = parse_queues(options[names.QUEUE])
     reads_all = not places and not resident and _reads_all_pods(access, settings.namespace)
     scope = ClusterScope(
         lists_nodes=not places and not resident,
         reads_all_pods=reads_all,
         places=0 if resident else places,
         gpus_per_place=gpus,
+        queues=queues,
+        workload_version=_workload_version(access, settings.namespace) if queues else "",
     )
     return KubernetesEngine(api=KubernetesApi(access), settings=settings, scope=scope, key_of=head.attempt_key)
 
@@ -163,7 +184,7 @@ def setup_yaml(options: Mapping[str, str]) -> str:
         BadRequest: no such context.
     """
     namespace = options[names.NAMESPACE] or find_access(options[names.CONTEXT], os.environ).namespace
-    needed = [_yaml(item) for item in role_objects(namespace)]
+    needed = [_yaml(item) for item in role_objects(namespace, wanted_rights(options))]
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     useful = "---\n".join(_yaml(item) for item in cluster_role_objects(subject))
     lost = "".join(f"# {right.verb} {right.resource}: else {right.lost}\n" for right in RIGHTS if right.cluster)
@@ -177,21 +198,60 @@ def setup_yaml(options: Mapping[str, str]) -> str:
 
 def check_rights(options: Mapping[str, str]) -> list[EngineCheck]:
     """Ask the server for each right; a server that does not answer is one failed check."""
+    rights = wanted_rights(options)
     try:
         access = find_access(options[names.CONTEXT], os.environ)
         namespace = options[names.NAMESPACE] or access.namespace
         api = KubernetesApi(access, answer_s=_CHECK_S, retry_for_s=_CHECK_S)
-        missing = [right for right in RIGHTS if not is_allowed(api, right, namespace)]
+        missing = [right for right in rights if not is_allowed(api, right, namespace)]
     except PhalanxError as error:
         return [EngineCheck(ok=False, says=error.message, mend=error.hint)]
     where = f"the namespace {namespace} of {access.server}"
-    mend = f"kubectl apply -f - with the YAML of phalanx up --engine kubernetes --namespace {namespace} --print"
-    found = [EngineCheck(ok=True, says=f"{len(RIGHTS) - len(missing)} of {len(RIGHTS)} rights in {where}")]
+    mend = f"kubectl apply -f - with the YAML of {_print_command(options, namespace)}"
+    found = [EngineCheck(ok=True, says=f"{len(rights) - len(missing)} of {len(rights)} rights in {where}")]
     for right in missing:
         scope = "the whole cluster" if right.cluster else where
         says = f"may not {right.verb} {right.resource} in {scope}: {right.lost}"
         found.append(EngineCheck(ok=False, optional=right.optional, says=says, mend="" if right.optional else mend))
     return found
+
+
+def wanted_rights(options: Mapping[str, str]) -> tuple[AccessRight, ...]:
+    """Return the rights that a head with these options uses."""
+    return (*RIGHTS, *(KUEUE_RIGHTS if options[names.QUEUE] else ()))
+
+
+def _print_command(options: Mapping[str, str], namespace: str) -> str:
+    queue = f" --{names.QUEUE} {options[names.QUEUE]}" if options[names.QUEUE] else ""
+    return f"phalanx up --engine kubernetes --namespace {namespace}{queue} --print"
+
+
+def _check_kueue(api: KubernetesApi) -> None:
+    """Check that the cluster has Kueue: without it, a suspended Job waits for ever.
+
+    Raises:
+        BadRequest: it has none.
+        KubernetesError: the server does not tell.
+    """
+    try:
+        served_version(api, KUEUE_GROUP)
+    except KubernetesError as error:
+        if not error.is_absent:
+            raise
+        raise BadRequest(
+            f"this cluster has no Kueue: it does not serve {KUEUE_GROUP}",
+            hint=f"leave out --{names.QUEUE}, or --{names.QUEUE} none",
+        ) from error
+
+
+def _workload_version(access: ClusterAccess, namespace: str) -> str:
+    """Return the version of Kueue's Workloads; empty if they may not be read. A silent server is asked again by their watch."""
+    api = KubernetesApi(access, answer_s=FIRST_ANSWER_S, retry_for_s=FIRST_ANSWER_S)
+    needed = [right for right in KUEUE_RIGHTS if right.plural == "workloads"]
+    try:
+        return served_version(api, KUEUE_GROUP) if all(is_allowed(api, right, namespace) for right in needed) else ""
+    except PhalanxError:
+        return VERSION_DEFAULT
 
 
 def _yaml(item: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ GPU_RESOURCE: Final = "kubernetes-gpu-resource"
 SHAPE: Final = "kubernetes-nodes"
 RESIDENT: Final = "kubernetes-resident"
 IDLE: Final = "kubernetes-resident-idle"
+QUEUE: Final = "kubernetes-queue"
 GPU_RESOURCE_DEFAULT: Final = "nvidia.com/gpu"
 LISTED: Final = "listed"
 OPTIONS: Final = (
@@ -48,5 +49,11 @@ OPTIONS: Final = (
         name=IDLE,
         metavar="TIME",
         help="Delete resident pods above MIN that had no job for so long.  [10m]",
+    ),
+    EngineOption(
+        name=QUEUE,
+        metavar="NAME",
+        help="Queue of Kueue for all jobs, or QUEUE=NAME,... by queue of Phalanx; none: no Kueue.",
+        reset="none",
     ),
 )

@@ -25,6 +25,7 @@ _UNITS: Final = {
     **{letter: 10.0**power for letter, power in (("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18))},
     **{f"{letter}i": 2.0 ** (10 * (power + 1)) for power, letter in enumerate("KMGTPE")},
 }
+INDEX_ANNOTATION: Final = "batch.kubernetes.io/job-completion-index"  # of the pods of a Job
 _TEXT_MAX: Final = 300
 _NO_JOB: Final = JobId("")
 _NO_EPOCH: Final = Epoch(0)
@@ -114,8 +115,9 @@ def parse_pod(item: Mapping[str, Any], gpu_resource: str) -> PodState:
     labels = about.get("labels") or {}
     state = _container_state(status)
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
-    scheduled = _condition(status, "PodScheduled")
+    scheduled = condition(status, "PodScheduled")
     epoch, rank = str(labels.get(EPOCH_LABEL) or ""), str(labels.get(RANK_LABEL) or "")
+    rank = rank or str((about.get("annotations") or {}).get(INDEX_ANNOTATION) or "")
     return PodState(
         name=str(about.get("name") or ""),
         namespace=str(about.get("namespace") or ""),
@@ -128,14 +130,14 @@ def parse_pod(item: Mapping[str, Any], gpu_resource: str) -> PodState:
         node=str(spec.get("nodeName") or ""),
         gpus=sum(_amount(container, gpu_resource) for container in spec.get("containers") or ()),
         deleting=bool(about.get("deletionTimestamp")),
-        unschedulable=_short(scheduled.get("message") or scheduled.get("reason"))
+        unschedulable=one_line(scheduled.get("message") or scheduled.get("reason"))
         if scheduled.get("status") == "False"
         else "",
         waiting=str(waiting.get("reason") or ""),
-        waiting_text=_short(waiting.get("message")),
+        waiting_text=one_line(waiting.get("message")),
         exit_code=_whole(ended.get("exitCode")) if ended else None,
         reason=str(status.get("reason") or (ended.get("reason") if ended.get("reason") != "Error" else "") or ""),
-        message=_short(status.get("message") or ended.get("message")),
+        message=one_line(status.get("message") or ended.get("message")),
     )
 
 
@@ -144,8 +146,8 @@ def parse_node(item: Mapping[str, Any], gpu_resource: str) -> KubernetesNode:
     about, spec, status = item.get("metadata") or {}, item.get("spec") or {}, item.get("status") or {}
     labels = {str(key): str(value) for key, value in (about.get("labels") or {}).items()}
     amounts = status.get("allocatable") or {}
-    ready = _condition(status, "Ready")
-    why = "" if ready.get("status") == "True" else _short(ready.get("message") or ready.get("reason")) or "not ready"
+    ready = condition(status, "Ready")
+    why = "" if ready.get("status") == "True" else one_line(ready.get("message") or ready.get("reason")) or "not ready"
     product, memory = labels.get("nvidia.com/gpu.product", ""), labels.get("nvidia.com/gpu.memory", "")
     addresses = {str(one.get("type")): str(one.get("address")) for one in status.get("addresses") or ()}
     name = str(about.get("name") or "")
@@ -211,7 +213,8 @@ def _amount(container: Mapping[str, Any], resource: str) -> int:
     )
 
 
-def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+def condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """The condition of that type in a status; empty if it has none."""
     return next((one for one in status.get("conditions") or () if one.get("type") == kind), {})
 
 
@@ -219,5 +222,6 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _short(text: object) -> str:
+def one_line(text: object) -> str:
+    """The text in one line, as long as a message may have."""
     return " ".join(str(text or "").split())[:_TEXT_MAX]

@@ -43,11 +43,11 @@ def create_pod(api: KubernetesApi, path: ResourcePath, pod: Mapping[str, Any]) -
     return None
 
 
-def explain_refusal(error: PhalanxError) -> tuple[str, EndCause]:
+def explain_refusal(error: PhalanxError, what: str = "a pod") -> tuple[str, EndCause]:
     """Return message and cause of a refused create: FAILED if the server would refuse the same job again."""
     if not isinstance(error, KubernetesError):
         return error.message, EndCause.CONTENDED
-    text = f"Kubernetes refused a pod: {error.message}"
+    text = f"Kubernetes refused {what}: {error.message}"
     if error.is_forbidden and _QUOTA in error.message:
         return text, EndCause.LIMITED
     if error.status in {400, 422} or error.is_forbidden:

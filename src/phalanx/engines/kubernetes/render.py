@@ -134,6 +134,7 @@ def seat_pod(
             {"name": SEAT_VARIABLE, "valueFrom": {"secretKeyRef": {"name": secret, "key": SEAT_KEY}}},
             {"name": "PHALANX_NODE_ID", "value": str(grant.node_id)},
             {"name": "PHALANX_SEAT_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "PHALANX_NODE_STOP_GRACE_S", "value": str(int(spec.grace_s))},
         ],
         resources=_resources(settings, grant),
         grace_s=spec.grace_s + END_MARGIN_S,

@@ -61,6 +61,28 @@ RIGHTS: Final = (
     ),
     *(AccessRight(verb=verb, plural="pods", lost=_OTHERS, optional=True, cluster=True) for verb in ("list", "watch")),
 )
+_KUEUE: Final = "no job enters a queue of Kueue"
+_REASON: Final = "it is not known why Kueue lets a job wait"
+KUEUE_RIGHTS: Final = (
+    AccessRight(verb="create", plural="jobs", group="batch", lost=_KUEUE),
+    AccessRight(
+        verb="get", plural="jobs", group="batch", lost="a Job that an interrupted request created is not found again"
+    ),
+    AccessRight(verb="list", plural="jobs", group="batch", lost="it is not noticed when Kueue admits or stops a job"),
+    AccessRight(verb="watch", plural="jobs", group="batch", lost="it is not noticed when Kueue admits or stops a job"),
+    AccessRight(verb="delete", plural="jobs", group="batch", lost="Jobs of ended attempts stay, and hold their quota"),
+    AccessRight(verb="list", plural="workloads", group="kueue.x-k8s.io", lost=_REASON, optional=True),
+    AccessRight(verb="watch", plural="workloads", group="kueue.x-k8s.io", lost=_REASON, optional=True),
+    AccessRight(
+        verb="get",
+        plural="localqueues",
+        part="pendingworkloads",
+        group="visibility.kueue.x-k8s.io",
+        lost="the position of a job in its queue is not known",
+        optional=True,
+    ),
+)
+"""Beside `RIGHTS`, where a queue of Kueue is named."""
 
 
 def review(right: AccessRight, namespace: str) -> dict[str, Any]:

@@ -67,7 +67,7 @@ from phalanx.node.logic.variables import rendezvous
 STOPPED_GENERATIONS_MAX: Final = (
     20_000  # ended jobs stored to reject late commands; the head's mailboxes hold far fewer
 )
-TERMINATE_GRACE_MAX_S: Final = 8.0  # engines sweep the node 10 s after SIGTERM
+TERMINATE_GRACE_MAX_S: Final = 8.0  # engines sweep the node 10 s after SIGTERM, unless they say another time
 LEFT: Final = "it left the cluster"
 _LAST: Final = Generation(1 << 62)
 MemberEvent: TypeAlias = (
@@ -109,10 +109,18 @@ class Supervisor:
     """See the module. Mutable; its shell calls `step` from one thread.
 
     `leaves_as`: the id under which it reports its own end to the head; None if an engine of the head watches it.
+    `terminate_grace_s`: longest grace of its ranks when it is asked to end itself.
     """
 
-    def __init__(self, node_id: NodeId, leaves_as: SupervisorId | None = None) -> None:
+    def __init__(
+        self,
+        node_id: NodeId,
+        leaves_as: SupervisorId | None = None,
+        *,
+        terminate_grace_s: float = TERMINATE_GRACE_MAX_S,
+    ) -> None:
         self._node_id = node_id
+        self._terminate_grace_s = terminate_grace_s
         self._leaves_as = leaves_as
         self._slots: dict[JobId, _Slot] = {}
         self._floor: OrderedDict[JobId, GenerationId] = OrderedDict()
@@ -336,7 +344,7 @@ class Supervisor:
         for slot in list(self._slots.values()):
             slot.waiting = None
             member = slot.member
-            if again or member.phase is not MemberPhase.RUNNING:
+            if again or member.phase not in {MemberPhase.RUNNING, MemberPhase.STOPPING}:
                 self._apply(slot, members.kill(member, now))
                 continue
             key = member.key
@@ -346,7 +354,7 @@ class Supervisor:
                 epoch=key.epoch,
                 generation=key.generation,
                 reason="drain",
-                grace_s=min(member.prepare.spec.grace_s, TERMINATE_GRACE_MAX_S),
+                grace_s=min(member.prepare.spec.grace_s, self._terminate_grace_s),
             )
             self._apply(slot, members.stop(member, command, now))
 

@@ -72,7 +72,7 @@ from phalanx.node.logic.events import (
 from phalanx.node.logic.images import command_exit
 from phalanx.node.logic.lease import NS_PER_S
 from phalanx.node.logic.local_copies import checkpoints_folder, outputs_folder
-from phalanx.node.logic.supervisor import Supervisor
+from phalanx.node.logic.supervisor import TERMINATE_GRACE_MAX_S, Supervisor
 from phalanx.node.member.member_runtime import (
     MemberRuntime,
     MemberRuntimes,
@@ -122,7 +122,7 @@ _log = logging.getLogger(__name__)
 class NodeSettings:
     """The configuration of a supervisor. `base` is the environment that ranks inherit.
 
-    `unwatched`: no engine of the head watches it, so it reports its own end. `slices`: makes MIG slices; None if no device can be divided. `power`: sets power limits; None without GPUs. `hooks`: path of the operator's file of hooks. `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head.
+    `unwatched`: no engine of the head watches it, so it reports its own end. `slices`: makes MIG slices; None if no device can be divided. `power`: sets power limits; None without GPUs. `hooks`: path of the operator's file of hooks. `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head. `terminate_grace_s`: as of `Supervisor`.
     """
 
     node: Node
@@ -137,6 +137,7 @@ class NodeSettings:
     slices: SliceKeeper | None = None
     power: PowerLimitKeeper | None = None
     hooks: str = ""
+    terminate_grace_s: float = TERMINATE_GRACE_MAX_S
 
 
 class SupervisorLoop:
@@ -146,7 +147,11 @@ class SupervisorLoop:
         self._settings = settings
         self._ended, self._leaves = threading.Event(), threading.Event()
         self._inbox: queue.SimpleQueue[SupervisorEvent] = queue.SimpleQueue()
-        self._supervisor = Supervisor(settings.node.id, settings.supervisor_id if settings.unwatched else None)
+        self._supervisor = Supervisor(
+            settings.node.id,
+            settings.supervisor_id if settings.unwatched else None,
+            terminate_grace_s=settings.terminate_grace_s,
+        )
         self._presents = MemberRuntimes()
         self._running_members: tuple[MemberKey, ...] = ()
         access, ended, who = settings.access, self._ended, settings.supervisor_id

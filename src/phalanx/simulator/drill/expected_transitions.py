@@ -31,6 +31,10 @@ UNREACHABLE_PAIRS: Final[dict[str, str]] = {
         ),
         "drills without --services have none",
     ),
+    **dict.fromkeys(
+        ("placed AttemptQueued", "starting AttemptReclaimed", "running AttemptReclaimed", "stopping AttemptReclaimed"),
+        "the clusters of drills have no queue of their own",
+    ),
     "placed MemberFrozen": "a supervisor reports a freeze only for ranks that start or run, which this generation does only after the barrier",
 }
 """Pairs that no drill covers, and why; the table has them to handle reports of older releases and unusual timing safely."""
