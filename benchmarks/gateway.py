@@ -32,6 +32,16 @@ from tests.gateway_rig import EngineProcess, GatewayRig, free_port, gateway_rig
 
 PARTS = ("latency", "cpu", "held", "cold", "decision", "trace", "caches")
 UPSTREAMS = 2
+CONTRACT = (
+    "added_p50_ms",
+    "added_p99_ms",
+    "cpu_per_stream_ms",
+    "ratio_aiohttp",
+    "ratio_litellm",
+    "streams_held",
+    "failed_cold",
+    "prefix_hit_share",
+)
 
 
 @contextlib.contextmanager
@@ -335,7 +345,10 @@ def main() -> None:
     asked = parser.parse_args()
     facts, figures = asyncio.run(measure(asked))
     if asked.json:
-        flat = {one.name: round(one.value, 4) for one in figures}
+        flat: dict[str, float | None] = dict.fromkeys(
+            CONTRACT
+        )  # null: not measured, as for a peer that is not installed
+        flat |= {one.name: round(one.value, 4) for one in figures}
         print(
             json.dumps({**flat, "missed": [one.name for one in figures if one.met is False], "facts": facts}, indent=1)
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from phalanx.gateway.services import ServiceTable
 
+M = TypeVar("M", Counter, Gauge, Histogram)
 _SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
@@ -20,6 +21,7 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
         named = ("service",)
         self._requests = Counter(
             "phalanx_gateway_requests", "Requests by status.", ("service", "status"), registry=self._registry
@@ -61,10 +63,18 @@ class GatewayMetrics:
         )
         self._ready = Gauge("phalanx_gateway_replicas", "Replicas that are ready.", named, registry=self._registry)
 
+    def _child(self, metric: M, *labels: str) -> M:
+        """Return the series of these labels. The library's own look-up costs as much as counting."""
+        key = (metric, labels)
+        found = self._children.get(key)
+        if found is None:
+            found = self._children[key] = metric.labels(*labels)
+        return cast("M", found)
+
     @contextmanager
     def in_flight(self, service: str) -> Iterator[None]:
         """Count a request while it is under way."""
-        gauge = self._flight.labels(service)
+        gauge = self._child(self._flight, service)
         gauge.inc()
         try:
             yield
@@ -73,8 +83,8 @@ class GatewayMetrics:
 
     def answered(self, service: str, status: int, seconds: float) -> None:
         """Count an answer of a replica."""
-        self._requests.labels(service, str(status)).inc()
-        self._seconds.labels(service).observe(seconds)
+        self._child(self._requests, service, str(status)).inc()
+        self._child(self._seconds, service).observe(seconds)
 
     def refused(self, service: str, status: int) -> None:
         """Count an answer of the gateway itself. `service`: "" before it is known."""
@@ -82,8 +92,8 @@ class GatewayMetrics:
 
     def tokens(self, service: str, project: str, prompt: int, answer: int) -> None:
         """Count the tokens of an answer."""
-        self._tokens.labels(service, project, "prompt").inc(prompt)
-        self._tokens.labels(service, project, "answer").inc(answer)
+        self._child(self._tokens, service, project, "prompt").inc(prompt)
+        self._child(self._tokens, service, project, "answer").inc(answer)
 
     def waits(self, service: str) -> None:
         """Count a request that had to wait."""

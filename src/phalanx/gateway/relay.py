@@ -42,6 +42,7 @@ from phalanx.gateway.refusals import Refused
 from phalanx.gateway.request_accounts import RequestAccount, RequestAccounts, read_headers
 from phalanx.gateway.routing import RoutedReplica, expected_tokens
 from phalanx.gateway.services import RoutedService, ServiceTable
+from phalanx.gateway.silence import SilenceWatch
 from phalanx.gateway.slow_clients import BODY_S
 from phalanx.gateway.stream_records import NotExact, RecordBudget, StreamRecord, begins_with_error
 from phalanx.wire.api.head import CurrentUser
@@ -60,6 +61,7 @@ CLIENT_LEFT: Final = 499  # in metrics, as nginx counts it
 CONNECT_S: Final = 5.0
 COMMENT_S: Final = 5.0  # between comments to a client that waits; proxies commonly close a silent connection after 60 s
 TAIL_BYTES: Final = 4096  # of an answer, where its `usage` stands
+PARTS_BYTES: Final = 8 << 10  # of an answer, before all but its tail are dropped
 _RETRY_STATUS: Final = frozenset({502, 503, 504})
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -71,6 +73,7 @@ _HOP_BY_HOP: Final = frozenset(
         "trailer",
         "transfer-encoding",
         "upgrade",
+        "x-request-id",  # the gateway's own
     }
 )
 # The key is the gateway's and no engine's; aiohttp decodes the body, and sets the others.
@@ -86,6 +89,7 @@ _NOT_FORWARDED: Final = _HOP_BY_HOP | {
     "x-request-priority",
     "x-request-timeout",
 }
+_NOT_RETURNED: Final = _HOP_BY_HOP | {"date", "server"}
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
 _COUNTS: Final = re.compile(rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens)"\s*:\s*(\d{1,12})')
@@ -155,6 +159,7 @@ class RequestRelay:
         self._session: aiohttp.ClientSession | None = None
         self._records = RecordBudget()
         self._prompts = PromptReader(metrics)
+        self.silence = SilenceWatch(silent_max_s)
 
     async def open(self) -> None:
         """Open the connections to replicas."""
@@ -266,6 +271,8 @@ class RequestRelay:
         timer: StreamTimer,
     ) -> web.StreamResponse:
         line = _Line(self, request, service, account, timer, stream=wanted.stream)
+        if timeout_s is None:
+            return await self._serve(request, service, wanted, body, line)
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._serve(request, service, wanted, body, line)
@@ -378,21 +385,25 @@ class RequestRelay:
             if upstream.status in _RETRY_STATUS and not last:
                 raise _NotAnswered(f"status {upstream.status}")
             answer = await line.begin(upstream)
-            count, goes_on = _TokenCount(streamed=_is_stream(upstream)), False
+            count, goes_on, begun = _TokenCount(streamed=_is_stream(upstream)), False, False
+            watched = self.silence.watch(upstream)
             try:
                 async for chunk in upstream.content.iter_any():
-                    if sent.transfers and not sent.begun:
-                        if count.streamed and not last and begins_with_error(chunk):
+                    watched.chunks += 1
+                    if not begun:
+                        if sent.transfers and count.streamed and not last and begins_with_error(chunk):
                             goes_on = True
                             line.hold(answer, 0)
                             raise NotTransferred("it ended its answer with an error")
-                        sent.begun = True
-                    line.timer.first_token()
-                    line.trial.first_token()
+                        begun = sent.begun = True
+                        line.timer.first_token()
+                        line.trial.first_token()
                     passed = record.take(chunk)
                     if passed:
                         count.add(passed)
+                        watched.reading = False
                         await answer.write(passed)
+                        watched.reading = True
                     if record.failed:
                         raise aiohttp.ServerDisconnectedError("it ended its answer with an error")
             except (
@@ -412,9 +423,11 @@ class RequestRelay:
                 service.failed(replica)
                 return await _broken(answer, _failed_midway(type(error).__name__), streamed=count.streamed)
             finally:
+                self.silence.end(watched)
+                tokens = count.result()
                 if upstream.status == HTTPStatus.OK and not goes_on:
-                    line.account.used(*count.result())
-            line.trial.done(count.result()[1])
+                    line.account.used(*tokens)
+            line.trial.done(tokens[1])
             await answer.write_eof()
             return answer
 
@@ -566,7 +579,7 @@ class _Line:
                 await self.refuse(refused, leave=True)
             return self._held
         answer = web.StreamResponse(status=upstream.status, reason=upstream.reason)
-        for name, value in _forwarded(upstream.headers.items(), _HOP_BY_HOP | {"date", "server"}):
+        for name, value in _forwarded(upstream.headers.items(), _NOT_RETURNED):
             answer.headers.add(name, value)
         answer.headers["X-Request-Id"] = self.request_id
         answer.headers.update(self.account.headers)
@@ -622,24 +635,34 @@ class _TokenCount:
     def __init__(self, *, streamed: bool) -> None:
         self.streamed = streamed
         self._events = 0
-        self._tail = b""
+        self._parts: list[bytes] = []  # the last ones
+        self._kept = 0
 
     def add(self, chunk: bytes) -> None:
         """Take over the next bytes."""
         if self.streamed:
             self._events += chunk.count(b"\n\n")
-        self._tail = (self._tail + chunk)[-TAIL_BYTES:] if len(chunk) < TAIL_BYTES else chunk[-TAIL_BYTES:]
+        self._parts.append(chunk)
+        self._kept += len(chunk)
+        if self._kept > PARTS_BYTES:
+            self._parts = [self._tail]
+            self._kept = len(self._parts[0])
+
+    @property
+    def _tail(self) -> bytes:
+        return b"".join(self._parts)[-TAIL_BYTES:]
 
     @property
     def empty(self) -> bool:
         """Whether no byte has come."""
-        return not self._tail
+        return not self._kept
 
     def result(self) -> tuple[int, int]:
         """Return the tokens of the prompt and of the answer; the prompt's are 0 where the replica does not say."""
-        marks = list(_USAGE.finditer(self._tail))
+        tail = self._tail
+        marks = list(_USAGE.finditer(tail)) if b'"usage"' in tail else ()
         if marks:
-            found = {name: int(value) for name, value in _COUNTS.findall(self._tail[marks[-1].end() :])}
+            found = {name: int(value) for name, value in _COUNTS.findall(tail[marks[-1].end() :])}
             prompt = found.get(b"prompt_tokens", found.get(b"input_tokens", 0))
             return prompt, found.get(b"completion_tokens", found.get(b"output_tokens", 0))
         return 0, max(0, self._events - 1)  # the last event is [DONE]
@@ -683,7 +706,7 @@ def _parse(body: bytes) -> _Request:
 
 
 def _forwarded(headers: Iterable[tuple[str, str]], without: frozenset[str]) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in headers if name.lower() not in without and name.lower() != "x-request-id"]
+    return [(name, value) for name, value in headers if name.lower() not in without]
 
 
 def _failed_midway(why: str) -> Refused:

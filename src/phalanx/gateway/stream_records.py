@@ -17,6 +17,7 @@ from typing import Any, Final
 RECORD_MAX: Final = 1 << 20  # bytes of one stream; about 5,000 tokens
 RECORDS_MAX: Final = 256 << 20  # bytes of all streams of a gateway
 _ROUTES: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
+_ERROR_START: Final = b'data: {"error":{'
 _ERROR: Final = re.compile(
     rb'(?<![^\n])data: \{"error":\{(?=[^\n]*"code":5\d\d\})'
 )  # of the engine, not of the request
@@ -190,7 +191,9 @@ class StreamRecord:
         end = len(chunk) if chunk.endswith(b"\n\n") else chunk.rfind(b"\n\n") + 2
         if end == 1:
             end = 0
-        error = _ERROR.search(chunk, 0, end)
+        error = (
+            _ERROR.search(chunk, 0, end) if _ERROR_START in chunk else None
+        )  # the expression alone looks at each byte
         if error is not None:
             end, self.failed = error.start(), True
         self._size += end

@@ -6,20 +6,45 @@ A replica is busy while it has requests. Times that cross an hour are divided be
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import add, attrgetter
 from typing import Final
 
 from phalanx.core.ids import JobId, ProjectId, ServiceId, UserId
-from phalanx.core.work.services.service_use import ReplicaUse, ServiceUse, ServiceUseHour
+from phalanx.core.work.services.service_use import COUNTS, ReplicaUse, ServiceUse, ServiceUseHour
 
 HOUR_MS: Final = 3_600_000
 _Replica = tuple[str, str]  # service, job
+_counts: Final = attrgetter(*COUNTS)
+
+
+@dataclass(slots=True)
+class _Hour:
+    """What is counted of one hour: the counts by service, project and user, and the busy times of replicas."""
+
+    uses: dict[tuple[ServiceId, ProjectId, UserId], tuple[int, ...]] = field(default_factory=dict)
+    busy: dict[_Replica, int] = field(default_factory=dict)
+
+    def whole(self, hour_ms: int) -> ServiceUseHour:
+        """Return it as it is reported."""
+        return ServiceUseHour(
+            id=str(hour_ms // 1000),
+            uses=tuple(
+                ServiceUse(service=service, project=project, user=user, **dict(zip(COUNTS, counts, strict=True)))
+                for (service, project, user), counts in self.uses.items()
+            ),
+            replicas=tuple(
+                ReplicaUse(service=ServiceId(service), job=JobId(job), busy=busy)
+                for (service, job), busy in self.busy.items()
+            ),
+        )
 
 
 class UsageMeter:
     """The counts of one gateway since `take` was called last."""
 
     def __init__(self) -> None:
-        self._hours: dict[int, ServiceUseHour] = {}
+        self._hours: dict[int, _Hour] = {}
         self._running: dict[_Replica, list[int]] = {}  # number of requests, and since when they are counted
         self._known: set[tuple[int, _Replica]] = set()  # hours for which a replica is reported, even if it does nothing
 
@@ -39,7 +64,9 @@ class UsageMeter:
 
     def add(self, use: ServiceUse, now_ms: int) -> None:
         """Count a request that has ended."""
-        self._add(ServiceUseHour(id=_hour_id(now_ms), uses=(use,)), now_ms)
+        uses, key = self._hour(now_ms).uses, (use.service, use.project, use.user)
+        known, counts = uses.get(key), _counts(use)
+        uses[key] = counts if known is None else tuple(map(add, known, counts))
 
     def take(self, replicas: Iterable[_Replica], now_ms: int) -> list[ServiceUseHour]:
         """Return everything since the last call, also of requests that are under way. `replicas`: that are ready now."""
@@ -51,20 +78,21 @@ class UsageMeter:
         for key in replicas:
             if (hour_ms, key) not in self._known:
                 self._known.add((hour_ms, key))
-                idle = ReplicaUse(service=ServiceId(key[0]), job=JobId(key[1]))
-                self._add(ServiceUseHour(id=_hour_id(now_ms), replicas=(idle,)), now_ms)
-        taken, self._hours = [self._hours[hour] for hour in sorted(self._hours)], {}
+                self._hour(now_ms).busy.setdefault(key, 0)
+        taken, self._hours = [self._hours[hour].whole(hour) for hour in sorted(self._hours)], {}
         return taken
 
     def _add_busy(self, key: _Replica, begin_ms: int, end_ms: int) -> None:
         for hour_ms, busy_ms in divide_by_hour(begin_ms, end_ms):
-            one = ReplicaUse(service=ServiceId(key[0]), job=JobId(key[1]), busy=busy_ms)
-            self._add(ServiceUseHour(id=_hour_id(hour_ms), replicas=(one,)), hour_ms)
+            busy = self._hour(hour_ms).busy
+            busy[key] = busy.get(key, 0) + busy_ms
 
-    def _add(self, found: ServiceUseHour, at_ms: int) -> None:
+    def _hour(self, at_ms: int) -> _Hour:
         hour_ms = at_ms - at_ms % HOUR_MS
-        known = self._hours.get(hour_ms)
-        self._hours[hour_ms] = found if known is None else known.plus(found)
+        found = self._hours.get(hour_ms)
+        if found is None:
+            found = self._hours[hour_ms] = _Hour()
+        return found
 
 
 def divide_by_hour(begin_ms: int, end_ms: int) -> Iterator[tuple[int, int]]:
@@ -91,7 +119,3 @@ def request_use(
         stream_ms=stream_ms,
         kv_token_ms=(2 * prompt + answer) * stream_ms // 2,
     )
-
-
-def _hour_id(at_ms: int) -> str:
-    return str((at_ms - at_ms % HOUR_MS) // 1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Generator
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from phalanx.client.chat import ChatServer, ChatTimes
     from phalanx.wire.api.services import ServiceDetail
 
+_URL: Final = re.compile(r"https?://[^/\s]+(/\S*)?", re.IGNORECASE)
 _POLL_S: Final = 0.5
 _PROMPT_MAX: Final = 4 << 20  # characters of standard input
 _INTERRUPTED: Final = 130  # 128 + SIGINT
@@ -63,9 +65,11 @@ def chat(model: str, message: str | None, gateway: str | None, wait: str, as_jso
         raise BadRequest("the message is empty", hint='phalanx chat MODEL -m "..."')
     if as_json and message is None:
         raise BadRequest("--json needs -m", hint='phalanx chat MODEL -m "..." --json')
-    talk = Conversation(
-        model.strip(), gateway or os.environ.get("PHALANX_GATEWAY", ""), parse_duration_s(wait), **options
-    )
+    named = gateway or os.environ.get("PHALANX_GATEWAY", "")
+    if named and not _URL.fullmatch(named):
+        where = "--gateway" if gateway else "PHALANX_GATEWAY"
+        raise BadRequest(f"{where}: {named[:80]!r} is not the URL of a gateway", hint="write http://HOST:PORT")
+    talk = Conversation(model.strip(), named, parse_duration_s(wait), **options)
     talk.check_model()
     if message is not None:
         return talk.ask_once(message, as_json=as_json)

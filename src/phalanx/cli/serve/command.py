@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -150,7 +151,23 @@ def down(names: tuple[str, ...], detach: bool, as_json: bool) -> int:
     return code
 
 
-for _shared in (model, batch, scale, sleep, wake, logs):
+def _logs_of_services() -> click.Command:
+    """The command `logs`, whose error is about services where nothing has the name."""
+    found = copy.copy(logs)
+    print_logs = logs.callback
+    assert print_logs is not None
+
+    def checked(**given: Any) -> Any:
+        word = str(given["job"]).strip()
+        if word[:1].isalpha():
+            require_service(connect(), word)
+        return print_logs(**given)
+
+    found.callback = checked
+    return found
+
+
+for _shared in (model, batch, scale, sleep, wake, _logs_of_services()):
     serve.add_command(_shared)
 
 

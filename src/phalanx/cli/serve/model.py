@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -73,8 +74,34 @@ _NOT_OF_SERVICES: Final = frozenset(
         "slice",
         "slice_within",
         "gpus_per_node",
+        "notify",
+        "notify_on",
+        "on_end",
+        "outputs",
+        "preemptible",  # services are not, unless a file says so
     ]
 )
+# What options mean for a service, where the words of a job would mislead.
+_HELP: Final = {
+    "name": "Name of the service, and of the model for clients; default: from the folder.",
+    "gpus": "GPUs of each replica: 2, h200:8, a100-80gb:8, 2x8 for two nodes; h200,h100:8 accepts either. Default: the fewest that fit.",
+    "nodes": "Nodes of each replica.",
+    "cpus": "CPUs on each node of a replica.",
+    "memory": "Memory on each node of a replica: 64 (GiB), 512M.",
+    "env": "Environment variable of every replica; K alone copies its value from here.",
+    "labels": "Label of the service, also in reports; repeatable.",
+    "secrets": "Secret that every replica gets as a variable of this name (phalanx secrets); repeatable.",
+    "queue": "Queue of the service.",
+    "image": "Container image to run the engine in, with podman or apptainer.",
+    "conda": "Conda environment of the nodes that has the engine: its name or folder.",
+    "venv": "Virtual environment of the nodes that has the engine.",
+    "setup": "Shell command to run once on each node before the engine.",
+    "within": "All nodes of a replica inside one domain of this level: spine, leaf, rack, nvlink or node.",
+    "grace": "Time for requests under way, from SIGTERM to SIGKILL; default 30s.",
+    "nodelist": "Place replicas only on these nodes: n0, gpu[001-004,007].",
+    "exclude": "Never place replicas on these nodes.",
+    "reservation": "Run only on the nodes of this reservation.",
+}
 
 
 class ModelCommand(DoubleDashCommand):
@@ -82,7 +109,15 @@ class ModelCommand(DoubleDashCommand):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the options without those of jobs alone."""
-        return [one for one in super().get_params(ctx) if one.name not in _NOT_OF_SERVICES]
+        return [_of_service(one) for one in super().get_params(ctx) if one.name not in _NOT_OF_SERVICES]
+
+
+def _of_service(option: click.Parameter) -> click.Parameter:
+    if option.name not in _HELP or not isinstance(option, click.Option):
+        return option
+    found = copy.copy(option)
+    found.help = _HELP[option.name]
+    return found
 
 
 @click.command("model", cls=ModelCommand)
