@@ -99,7 +99,7 @@ class LabCluster(BenchmarkCluster):
         for pid in self.lab.processes("h0"):
             with contextlib.suppress(OSError):
                 words = _read(f"/proc/{pid}/cmdline").replace("\0", " ")
-                size = _pss_mib(pid)
+                size = pss_mib(pid)
                 name = _read(f"/proc/{pid}/comm").strip()
                 if "phalanx.app.head" in words or "phalanx.engines" in words:
                     ours += size
@@ -141,7 +141,8 @@ def _running(lab: Lab, up: tuple[str, ...], slurm: Slurm | None = None) -> Itera
         cluster.end()
 
 
-def _pss_mib(pid: int) -> float:
+def pss_mib(pid: int) -> float:
+    """Return the proportional set size of a process in MiB; 0 if it cannot be read."""
     for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024

@@ -57,12 +57,29 @@ def grant(cluster: RealCluster) -> None:
 
 
 @contextlib.contextmanager
-def real_kubernetes(words: tuple[str, ...] = ()) -> Iterator[RealKubernetesRig]:
-    """See `RealKubernetesRig`."""
+def real_kubernetes(
+    words: tuple[str, ...] = (),
+    *,
+    nodes: bool = True,
+    wait_nodes: bool = True,
+    lease_s: float = 4.0,
+    audited: bool = False,
+) -> Iterator[RealKubernetesRig]:
+    """See `RealKubernetesRig`.
+
+    Args:
+        words: further arguments of the head.
+        nodes: whether the cluster has nodes.
+        wait_nodes: wait until they are nodes of the head.
+        lease_s: of the head.
+        audited: the API server writes each request to a log.
+    """
     with contextlib.ExitStack() as stack:
         home = tempfile.mkdtemp(prefix="engine-", dir=TOOLS)  # not below /tmp, where each pod has a volume of its own
         stack.callback(shutil.rmtree, home, ignore_errors=True)
-        real = stack.enter_context(RealCluster(nodes=dict.fromkeys(NODES, 2), shared=(ROOT, home)))
+        real = stack.enter_context(
+            RealCluster(nodes=dict.fromkeys(NODES if nodes else (), 2), shared=(ROOT, home), audited=audited)
+        )
         grant(real)
         template = os.path.join(home, "pod.yaml")
         with open(template, "w", encoding="utf-8") as file:
@@ -71,11 +88,11 @@ def real_kubernetes(words: tuple[str, ...] = ()) -> Iterator[RealKubernetesRig]:
             home=home,
             port=free_port(),
             virtual="",
-            lease_s=4.0,
+            lease_s=lease_s,
             head_arguments=("--engine", "kubernetes", "--kubernetes-template", template, *words),
             kubeconfig=real.kubeconfig(USER["name"]),
             real=real,
         )
         stack.callback(rig.stop)
-        rig.start()
+        rig.start(wait_nodes=wait_nodes)
         yield rig

@@ -10,6 +10,7 @@ of its name, so that cables can be cut. `make kubernetes-tools` builds the progr
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import secrets
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
@@ -56,12 +57,14 @@ class RealCluster:
         nodes: the GPUs of each node by its name; nodes can be added later (`start_node`).
         shared: folders of this machine that all pods share.
         lab: of which h0 and the hosts that are named as the nodes are used; None: this machine's loopback.
+        audited: the API server writes each request to `audit.log` in the folder.
         folder: of its files; made and removed by the context.
     """
 
     nodes: Mapping[str, int] = field(default_factory=dict)
     shared: Sequence[str] = (ROOT,)
     lab: Lab | None = None
+    audited: bool = False
     folder: str = ""
     port: int = 0
     _etcd_port: int = 0
@@ -177,6 +180,7 @@ class RealCluster:
             "service-account-signing-key-file": self._account_key,
             "kubelet-preferred-address-types": "InternalIP",
             "profiling": "false",
+            **self._audit_flags(),
         }
         self._start(
             "kube-apiserver", [self._program("kube-apiserver"), *(f"--{key}={value}" for key, value in flags.items())]
@@ -184,6 +188,15 @@ class RealCluster:
         wait_until(
             lambda: self.get("/api/v1/namespaces/kube-system")[0] == 200, "the API server answers", limit_s=120.0
         )
+
+    def _audit_flags(self) -> dict[str, str]:
+        if not self.audited:
+            return {}
+        policy = os.path.join(self.folder, "audit-policy.yaml")
+        with open(policy, "w", encoding="utf-8") as out:
+            rules = {"omitStages": ["RequestReceived"], "rules": [{"level": "Metadata"}]}
+            json.dump({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", **rules}, out)
+        return {"audit-policy-file": policy, "audit-log-path": os.path.join(self.folder, "audit.log")}
 
     def stop_api(self) -> None:
         """Kill the API server: it is away until `start_api`."""
@@ -241,6 +254,19 @@ class RealCluster:
     def kill_node(self, name: str) -> None:
         """End a node as a power cut does: all processes of its pods at once, and nothing is reported."""
         self._kill(f"node-{name}")
+
+    def node_pid(self, name: str) -> int:
+        """The process of a node's kubelet, on a cluster without a lab."""
+        return self._running[f"node-{name}"].pid
+
+    @contextlib.contextmanager
+    def without_scheduler(self) -> Iterator[None]:
+        """No pod is placed meanwhile."""
+        self._kill("kube-scheduler")
+        try:
+            yield
+        finally:
+            self._start_manager("kube-scheduler")
 
     def log(self, name: str) -> str:
         """What a process of the cluster printed: `etcd`, `kube-apiserver`, ..., `node-NAME`."""
