@@ -14,7 +14,7 @@ from phalanx.core.work.attempt import Attempt, AttemptState, EndCause, MemberSta
 from phalanx.engines.kubernetes.parse import PodState
 from phalanx.wire.seat import SEAT_CERTIFICATE_REJECTED, SEAT_HEAD_UNREACHABLE
 
-START_LIMIT_S: Final = 15.0  # until all pods of a gang have a node; then all are withdrawn
+START_LIMIT_S: Final = 10.0  # until all pods of a gang have a node; then all are withdrawn, 15 s after the first create
 START_LIMIT_MAX_S: Final = 60.0  # the same, while earlier pods of ours still end there
 IMAGE_LIMIT_S: Final = 10.0  # a registry that fails once may answer the next time
 SUPERVISOR_REPORT_S: Final = 2.0  # after the end of a pod, time for its supervisor's own report, which says more

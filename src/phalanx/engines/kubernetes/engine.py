@@ -498,13 +498,26 @@ class KubernetesEngine:
                     self._kueue.delete(key)
                     ours = (pod for pod in self._pods.current().values() if self._is_ours(pod))
                     names = tuple(pod.name for pod in ours if (pod.job_id, pod.epoch) == key)
-                for _ in self._workers.map(lambda name, grace_s=grace_s: self._delete("pods", name, grace_s), names):
-                    pass
+                self._delete_named(key, names, grace_s)
                 self._delete("secrets", render.attempt_name(self.settings, *key), None)
             except PhalanxError as error:
                 _log.warning("job %s attempt %d: its pods could not be deleted yet: %s", *key, error)
             else:
                 del self._deletions[key]
+
+    def _delete_named(self, key: _Key, names: Sequence[str], grace_s: int | None) -> None:
+        """Delete the pods of an attempt; those of a large gang by one request, where that is allowed."""
+        if len(names) > PARALLEL:
+            labels = f"{self.settings.selector},{render.JOB_LABEL}={key[0]},{render.EPOCH_LABEL}={key[1]}"
+            try:
+                self.api.delete_all(self._path("pods"), labels=labels, grace_s=grace_s)
+            except KubernetesError as error:
+                if not error.is_forbidden:
+                    raise
+            else:
+                return
+        for _ in self._workers.map(lambda name: self._delete("pods", name, grace_s), names):
+            pass
 
     def _delete(self, plural: str, name: str, grace_s: int | None) -> None:
         self.api.delete(self._path(plural), name, grace_s=grace_s)
