@@ -58,6 +58,10 @@ def runs(rig, job):
     wait_until(lambda: rig.job(job)["attempt_state"] == "running", f"job {job} runs")
 
 
+def causes(rig, job):
+    return [attempt["cause"] for attempt in rig.call("GET", f"/v1/jobs/{job}/receipt")["attempts"]]
+
+
 def why(rig, job):
     return json.dumps(rig.call("GET", f"/v1/jobs/{job}/why"))
 
@@ -80,6 +84,7 @@ def test_a_pod_that_is_deleted_by_hand_stops_its_gang_which_runs_again(rig):
     runs(rig, job)
     rig.fake.store.delete(PODS, "default", pods(rig)[0]["metadata"]["name"], {})
     wait_until(lambda: rig.job(job)["attempts"] == 2, "it is placed again")
+    assert causes(rig, job)[0] == "preempted", "the ranks of all its nodes were stopped together, to save"
     open_gate(rig, "deleted")
     assert rig.wait_for_state(job, "succeeded", "failed")["state"] == "succeeded"
 
@@ -216,6 +221,21 @@ def test_a_cordon_of_kubernetes_is_one_of_the_node(rig):
     job = rig.submit(run="true", gpus="3x1", tasks_per_node=1, name="three")
     assert rig.job(job)["state"] == "pending"
     rig.fake.store.merge(NODES, "", "n2", {"spec": {"unschedulable": None}})
+    assert rig.wait_for_state(job, "succeeded", "failed")["state"] == "succeeded"
+
+
+def test_a_spot_notice_stops_the_gangs_of_its_node_which_run_again_elsewhere(rig):
+    job = gated(rig, "spot", gpus="2x1")
+    runs(rig, job)
+    ending = rig.job(job)["nodes"][1]
+    taint = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
+    rig.fake.store.merge(NODES, "", ending, {"spec": {"taints": [taint]}})
+    wait_until(lambda: rig.job(job)["attempts"] == 2, "it is placed again")
+    runs(rig, job)
+    assert ending not in rig.job(job)["nodes"]
+    assert causes(rig, job)[0] == "preempted"
+    rig.fake.store.merge(NODES, "", ending, {"spec": {"taints": None}})
+    open_gate(rig, "spot")
     assert rig.wait_for_state(job, "succeeded", "failed")["state"] == "succeeded"
 
 

@@ -66,7 +66,7 @@ def test_a_gang_of_which_one_pod_gets_no_node_is_withdrawn_as_a_whole():
     update = after(START_LIMIT_S, order(), FINE, NO_NODE, holders=("pod others/x",))
     event = withdrawn(update)
     assert (event.cause, event.nodes, update.contended) == (EndCause.CONTENDED, ("n1",), ("n1",))
-    assert event.why == "pod others/x took n1 within 15 s: 0/3 nodes are available"
+    assert event.why == "pod others/x took n1 within 10 s: 0/3 nodes are available"
 
 
 def test_a_gang_is_withdrawn_also_if_some_of_its_supervisors_are_ready():

@@ -13,8 +13,10 @@ import pytest
 
 from phalanx.app.resident_supervisor import STOP_S, ResidentLife, head_answers
 from phalanx.core.errors import BadRequest
+from phalanx.core.work.attempt import AttemptState
 from phalanx.engines.kubernetes import render
-from phalanx.engines.kubernetes.attempt_pods import IMAGE_LIMIT_S, MISSING_S, START_LIMIT_MAX_S
+from phalanx.engines.kubernetes.attempt_pods import IMAGE_LIMIT_S, MISSING_S, START_LIMIT_MAX_S, AttemptPods
+from phalanx.engines.kubernetes.departures import closing_taint, ending_taint, reclaim
 from phalanx.engines.kubernetes.parse import KubernetesNode, PodState, Taint
 from phalanx.engines.kubernetes.render import PodSettings
 from phalanx.engines.kubernetes.resident_options import resident_pools
@@ -27,6 +29,7 @@ from phalanx.engines.kubernetes.resident_pods import (
     resident_secret,
 )
 from phalanx.ports.provider import LeavingNode, LostNode, NodeOrder
+from tests.builders import job, placed
 
 SETTINGS = PodSettings(
     tag="0a1b2c3d", namespace="research", image="x", head_url="https://10.0.0.5:7600", ca_pem="the CA"
@@ -49,6 +52,12 @@ NODE = KubernetesNode(
     address="",
     hostname="n0",
 )
+
+
+NOT_READY = Taint(key="node.kubernetes.io/not-ready", value="", effect="NoExecute")
+SPOT = Taint(key="aws-node-termination-handler/spot-itn", value="", effect="NoSchedule")
+OURS = Taint(key="dedicated", value="vision", effect="NoSchedule")
+EVICTS = Taint(key="maintenance", value="", effect="NoExecute")
 
 
 def options(text, idle=""):
@@ -92,8 +101,8 @@ def test_the_grace_of_the_template_is_the_one_that_the_supervisor_knows():
     assert (made["spec"]["terminationGracePeriodSeconds"], env["PHALANX_RESIDENT_GRACE_S"]) == (600, "600")
 
 
-def judged(pod, *, age_s=1.0, node=NODE, seen=True):
-    return judge(replace(HELD, seen=seen), pod, node, {}, age_s)
+def judged(pod, *, age_s=1.0, node=NODE, seen=True, silent_s=None):
+    return judge(replace(HELD, seen=seen, silent_s=silent_s), pod, node, {}, age_s)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +124,14 @@ def judged(pod, *, age_s=1.0, node=NODE, seen=True):
         ),
         (replace(POD, waiting="ErrImagePull"), {}, None, ""),
         (replace(POD, waiting="ErrImagePull", waiting_text="gone"), {"age_s": IMAGE_LIMIT_S}, LeavingNode, "gone"),
-        (POD, {"node": replace(NODE, not_ready="it is not ready")}, LeavingNode, "not ready"),
+        (POD, {"node": replace(NODE, not_ready="it is not ready"), "silent_s": 0.0, "age_s": 59.0}, None, ""),
+        (
+            POD,
+            {"node": replace(NODE, not_ready="it is not ready"), "silent_s": 0.0, "age_s": 60.0},
+            LeavingNode,
+            "not ready",
+        ),
+        (POD, {"node": replace(NODE, taints=(NOT_READY,))}, None, ""),
         (POD, {"node": replace(NODE, cordoned=True)}, LeavingNode, "cordon"),
         (POD, {"node": replace(NODE, taints=(Taint(key="spot", value="", effect="NoExecute"),))}, LeavingNode, "spot"),
         (POD, {"node": None}, None, ""),
@@ -149,3 +165,34 @@ def test_a_head_answers_or_not():
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         assert head_answers(url, "")
     assert not head_answers(url, "")
+
+
+@pytest.mark.parametrize(
+    ("taint", "ends", "closes"),
+    [(NOT_READY, False, False), (SPOT, True, True), (OURS, False, True), (EVICTS, True, True)],
+)
+def test_which_taints_end_pods_and_which_only_keep_new_ones_away(taint, ends, closes):
+    node = replace(NODE, taints=(taint,))
+    assert (ending_taint(node, {}) is taint, closing_taint(node, {}) is taint) == (ends, closes)
+    tolerant = {"spec": {"tolerations": [{"key": taint.key, "operator": "Exists"}]}}
+    assert (ending_taint(node, tolerant), closing_taint(node, tolerant)) == (None, None)
+
+
+def test_a_started_attempt_that_kubernetes_takes_back_is_stopped_as_a_whole():
+    case = placed(job("17"), on="n0:0 n1:0")
+    order = AttemptPods(attempt=replace(case.attempt, state=AttemptState.RUNNING), names=("a", "b"), created_s=0.0)
+    pods = [replace(POD, name="a", node="n0"), replace(POD, name="b", node="n1")]
+    nodes = {"n0": NODE, "n1": replace(NODE, name="n1")}
+    assert reclaim(order, pods, nodes, {}) is None
+    gone = reclaim(order, [pods[0], replace(pods[1], deleting=True)], nodes, {})
+    assert gone is not None
+    assert (gone.job_id, gone.epoch, "pod b" in gone.why) == ("17", 1, True)
+    ending = reclaim(order, pods, {**nodes, "n1": replace(NODE, taints=(SPOT,))}, {})
+    assert ending is not None
+    assert "n1 has the taint" in ending.why
+    assert reclaim(order, pods, {**nodes, "n1": replace(NODE, cordoned=True, taints=(OURS, NOT_READY))}, {}) is None
+    deleted = [replace(pod, deleting=True) for pod in pods]
+    assert reclaim(replace(order, deleted=True), deleted, nodes, {}) is None
+    assert reclaim(replace(order, attempt=case.attempt), deleted, nodes, {}) is None, (
+        "it has not started: it is withdrawn"
+    )

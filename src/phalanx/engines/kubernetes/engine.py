@@ -23,7 +23,7 @@ from phalanx.core.state.events import Event
 from phalanx.core.state.reports import AttemptWithdrawn, NodeDied, NodeListed
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.job import Job
-from phalanx.engines.kubernetes import attempt_pods, inventory, render
+from phalanx.engines.kubernetes import attempt_pods, departures, inventory, render
 from phalanx.engines.kubernetes.attempt_pods import AttemptPods, PodsPhase
 from phalanx.engines.kubernetes.cluster_view import ObjectTable
 from phalanx.engines.kubernetes.errors import KubernetesError
@@ -90,6 +90,7 @@ class KubernetesEngine:
     _orders: dict[_Key, AttemptPods] = field(default_factory=dict)
     _deletions: dict[_Key, tuple[tuple[str, ...], int | None]] = field(default_factory=dict)
     _reported: dict[NodeId, Node | None] = field(default_factory=dict)
+    _reclaimed: set[_Key] = field(default_factory=set)
     _contended: dict[NodeId, tuple[float, str]] = field(default_factory=dict)
     _failing_since_s: float | None = None
     _failure: str = ""
@@ -350,6 +351,7 @@ class KubernetesEngine:
         now_s = time.monotonic()
         mine = {pod.name: pod for pod in pods.values() if self._is_ours(pod)}
         holding = self._holding(mine)
+        nodes, template = self._nodes.current(), self.settings.template
         reports: list[Event] = []
         for key, known in list(self._orders.items()):
             order = known
@@ -372,12 +374,21 @@ class KubernetesEngine:
                 creator=f"job/{render.attempt_name(self.settings, *key)}" if queued else "",
             )
             reports += update.events
+            taken = (
+                None
+                if queued
+                else departures.reclaim(order, [found[n] for n in order.names if n in found], nodes, template)
+            )
+            if taken is not None and key not in self._reclaimed:
+                self._reclaimed.add(key)
+                reports.append(taken)
             if update.delete:
                 self._deletions[key] = (order.names, update.grace_s)
             for node in update.contended:
                 self._contended[node] = (now_s + CONTENDED_S, f"pods that Kubernetes preferred to job {key[0]}")
             if update.pods is None:
                 del self._orders[key]
+                self._reclaimed.discard(key)
             else:
                 self._orders[key] = update.pods
         return reports

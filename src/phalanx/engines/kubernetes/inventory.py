@@ -29,7 +29,7 @@ def offers_pods(node: KubernetesNode, template: Mapping[str, Any]) -> bool:
     if any(node.labels.get(str(key)) != str(value) for key, value in wanted.items()):
         return False
     return not any(
-        "control-plane" in taint.key for taint in node.taints if not tolerates(_tolerations(template), taint)
+        "control-plane" in taint.key for taint in node.taints if not tolerates(tolerations_of(template), taint)
     )
 
 
@@ -110,7 +110,7 @@ def cordon_of(node: KubernetesNode, template: Mapping[str, Any]) -> Cordon | Non
             by=ENGINE_NAME, why="it is unschedulable in Kubernetes (kubectl cordon)", since_s=0.0, remedy=remedy
         )
     for taint in node.taints:
-        if not tolerates(_tolerations(template), taint):
+        if not tolerates(tolerations_of(template), taint):
             shown = f"{taint.key}={taint.value}" if taint.value else taint.key
             why = f"it has the taint {shown}:{taint.effect}, which our pods do not tolerate"
             remedy = f"a toleration in the pod template, or kubectl taint node {node.name} {shown}:{taint.effect}-"
@@ -118,7 +118,8 @@ def cordon_of(node: KubernetesNode, template: Mapping[str, Any]) -> Cordon | Non
     return None
 
 
-def _tolerations(template: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def tolerations_of(template: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the tolerations that all pods have."""
     # Kubernetes adds the toleration of a GPU's taint where its admission plugin is on; without, the template names it.
     found: Sequence[Mapping[str, Any]] = (template.get("spec") or {}).get("tolerations") or ()
     return found

@@ -23,6 +23,7 @@ from phalanx.core.ids import NodeId
 from phalanx.engines.kubernetes import inventory, render
 from phalanx.engines.kubernetes.attempt_pods import IMAGE_LIMIT_S, MISSING_S, NO_CONTAINER, NO_IMAGE, START_LIMIT_MAX_S
 from phalanx.engines.kubernetes.cluster_view import ObjectTable
+from phalanx.engines.kubernetes.departures import closing_taint
 from phalanx.engines.kubernetes.errors import KubernetesError, KubernetesUnreachable
 from phalanx.engines.kubernetes.options import ENGINE_NAME
 from phalanx.engines.kubernetes.parse import KubernetesNode, PodState, parse_node, parse_pod
@@ -50,6 +51,9 @@ STOP_WAIT_S: Final = 2.0  # in one call for a pod to be gone; the head calls aga
 UNREACHABLE_POD_S: Final = (
     60.0  # a deleted pod that no kubelet ends counts as stopped: the leases of its ranks are over
 )
+NOT_READY_S: Final = (
+    60.0  # a node that is not ready for longer is drained; shorter, as after an outage of the API server, leases decide
+)
 HEAD_GONE_S: Final = 3600.0
 OWNER_KNOWN_S: Final = 5.0
 _TEMPLATE: Final = re.compile(r"[0-9]{1,2}")
@@ -59,7 +63,9 @@ _log = logging.getLogger("phalanx.engines.kubernetes")
 
 @dataclass(slots=True)
 class ResidentPod:
-    """An order and its pod. `created_s`: monotonic seconds; `seen`: the API server has listed the pod; `reported`: it is lost or leaves."""
+    """An order and its pod. `created_s`: monotonic seconds; `seen`: the API server has listed the pod; `reported`: it is lost or leaves; `silent_s`: since
+    when its node is not ready (monotonic), None while it is.
+    """
 
     order: NodeOrder
     name: str
@@ -67,6 +73,7 @@ class ResidentPod:
     seen: bool = False
     reported: bool = False
     lost: bool = False
+    silent_s: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,7 +209,10 @@ class ResidentPods:
         for held in self._held.values():
             pod = pods.get(held.name)
             held.seen = held.seen or pod is not None
-            event = judge(held, pod, None if pod is None else nodes.get(pod.node), self.settings.template, now_s)
+            node = None if pod is None else nodes.get(pod.node)
+            silent_s = now_s if held.silent_s is None else held.silent_s
+            held.silent_s = silent_s if node is not None and node.not_ready else None
+            event = judge(held, pod, node, self.settings.template, now_s)
             if event is not None and not (held.lost or (held.reported and isinstance(event, LeavingNode))):
                 held.reported, held.lost = True, isinstance(event, LostNode)
                 found.append(event)
@@ -334,11 +344,13 @@ def judge(
     if failed and age_s >= IMAGE_LIMIT_S:
         return leaves(f"pod {held.name} cannot start on {pod.node}: {pod.waiting}: {pod.waiting_text}")
     if node is not None:
-        if node.not_ready:
+        if held.silent_s is not None and now_s - held.silent_s >= NOT_READY_S:
             return leaves(f"{pod.node}: {node.not_ready}")
-        cordon = inventory.cordon_of(node, template)
-        if cordon is not None:
-            return leaves(f"{pod.node}: {cordon.why}")
+        if node.cordoned:
+            return leaves(f"{pod.node} is unschedulable in Kubernetes (kubectl cordon)")
+        taint = closing_taint(node, template)
+        if taint is not None:
+            return leaves(f"{pod.node} has the taint {taint.key}:{taint.effect}, which our pods do not tolerate")
     return None
 
 
