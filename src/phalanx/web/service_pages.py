@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from phalanx.core.ids import ServiceId
 from phalanx.core.units import format_latency
 from phalanx.core.work.job import JobState
+from phalanx.core.work.services.rollout_terms import WHOLE
 from phalanx.core.work.services.service import ServiceState
 from phalanx.web.cells import live, moment, state_word
 from phalanx.web.document import Viewer, document
@@ -62,6 +63,7 @@ def service_page(detail: ServiceDetail, viewer: Viewer, *, may_change: bool) -> 
             ("State", join(state_word(service.state.value), f" {service.detail}" if service.detail else "")),
             ("Replicas", _readiness(service)),
             ("Range", f"{service.replicas}, {service.gpus} {'GPU' if service.gpus == '1' else 'GPUs'} each"),
+            ("Prompts", f"reads those of {service.prefill_for} ({service.protocol})" if service.prefill_for else ""),
             ("Targets", ", ".join(f"{name} {text}" for name, text in service.scale.items())),
             ("Load", _load(detail.load)),
             ("Wanted since", join(moment(service.load_s), f": {service.load_why}") if service.load_why else ""),
@@ -120,7 +122,7 @@ def _revisions(detail: ServiceDetail) -> Html:
     service = detail.service
     rows = [
         (
-            f"{one.number} (wanted now)" if one.number == service.revision else str(one.number),
+            _number(service, one.number),
             moment(one.created_s),
             one.by,
             one.replicas,
@@ -133,10 +135,16 @@ def _revisions(detail: ServiceDetail) -> Html:
     return table(titles, rows, caption="Revisions, newest first", empty="There are no revisions.")
 
 
+def _number(service: ServiceView, revision: int) -> str:
+    if revision == service.revision:
+        return f"{revision} (wanted now)"
+    return f"{revision} (serving)" if revision == service.served_revision else str(revision)
+
+
 def _readiness(service: ServiceView) -> Html:
     """Return how many replicas are ready of those that shall be awake, in words and as a bar."""
     awake = service.desired - service.asleep_wanted
-    text = f"{service.ready} of {awake} ready"
+    text = f"{service.ready} of {awake} ready" if service.ready <= awake else f"{service.ready} ready, {awake} wanted"
     if service.asleep_wanted:
         text += f", {service.asleep} of {service.asleep_wanted} asleep"
     return join(text, _bar(service.ready, awake, text))
@@ -159,7 +167,7 @@ def _canary(detail: ServiceDetail) -> Html | str:
         return ""
     since = join(" since ", moment(canary.step_s)) if canary.share and canary.step_s is not None else ""
     text = progress_of(canary, None)
-    return join(text, since, _bar(canary.share, 1000, text), element("div", comparison_of(canary)))
+    return join(text, since, _bar(canary.share, WHOLE, text), element("div", comparison_of(canary)))
 
 
 def _rollout(service: ServiceView) -> Html:
@@ -169,6 +177,10 @@ def _rollout(service: ServiceView) -> Html:
     ready = sum(end.ready for end in service.endpoints if end.revision == service.revision)
     awake = service.desired - service.asleep_wanted
     before = f"from {service.served_revision} " if service.served_revision else ""
+    canary = service.canary
+    if canary is not None and canary.revision == service.revision and 0 < canary.share < WHOLE:
+        text = f"canary {before}to {service.revision}: {canary.share / 10:g} % of the sessions"
+        return join(text, _bar(canary.share, WHOLE, text))
     text = f"rollout {before}to {service.revision}: {ready} of {awake} ready"
     return join(text, _bar(ready, awake, text))
 

@@ -171,7 +171,10 @@ def _ready(service: ServiceView) -> str:
 
 
 def _ready_text(service: ServiceView) -> str:
-    awake = f"{service.ready} of {service.desired - service.asleep_wanted} ready"
+    wanted = service.desired - service.asleep_wanted
+    awake = (
+        f"{service.ready} of {wanted} ready" if service.ready <= wanted else f"{service.ready} ready, {wanted} wanted"
+    )
     return f"{awake}, {service.asleep} of {service.asleep_wanted} asleep" if service.asleep_wanted else awake
 
 
