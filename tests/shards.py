@@ -109,6 +109,7 @@ SAMPLES: tuple[Sample, ...] = (
 CAMPAIGNS: tuple[str, ...] = (
     "tests/contract/test_kubernetes_api.py",
     "tests/contract/test_kubernetes_faults.py",
+    "tests/contract/test_kubernetes_namespaces.py",
     "tests/contract/test_kubernetes_rights.py",
     "tests/e2e/test_kubernetes.py",
     "tests/e2e/test_kubernetes_resident.py",
@@ -578,6 +579,7 @@ SHARDS: tuple[Shard, ...] = (
         tests=(
             "tests/contract/test_kubernetes_api.py",
             "tests/contract/test_kubernetes_faults.py",
+            "tests/contract/test_kubernetes_namespaces.py",
             "tests/contract/test_kubernetes_rights.py",
         ),
         sources=("engines/kubernetes",),
