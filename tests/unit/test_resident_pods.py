@@ -17,6 +17,7 @@ from phalanx.core.work.attempt import AttemptState
 from phalanx.engines.kubernetes import render
 from phalanx.engines.kubernetes.attempt_pods import IMAGE_LIMIT_S, MISSING_S, START_LIMIT_MAX_S, AttemptPods
 from phalanx.engines.kubernetes.departures import closing_taint, ending_taint, reclaim
+from phalanx.engines.kubernetes.engine import ClusterScope, KubernetesEngine
 from phalanx.engines.kubernetes.parse import KubernetesNode, PodState, Taint
 from phalanx.engines.kubernetes.render import PodSettings
 from phalanx.engines.kubernetes.resident_options import resident_pools
@@ -29,7 +30,7 @@ from phalanx.engines.kubernetes.resident_pods import (
     resident_secret,
 )
 from phalanx.ports.provider import LeavingNode, LostNode, NodeOrder
-from tests.builders import job, placed
+from tests.builders import job, make_node, placed
 
 SETTINGS = PodSettings(
     tag="0a1b2c3d", namespace="research", image="x", head_url="https://10.0.0.5:7600", ca_pem="the CA"
@@ -71,7 +72,7 @@ def test_the_option_asks_for_one_pool(text, found):
     assert (pool.id, pool.idle_s) == (f"resident-{found[2]}gpu", 3600.0)
 
 
-@pytest.mark.parametrize("text", ["0x8", "8", "x8", "5-4x8", "4x8x1", "257x8", "-1x8", "4x 8", "٤x8"])
+@pytest.mark.parametrize("text", ["0x8", "8", "x8", "5-4x8", "4x8x1", "257x8", "-1x8", "4x 8", "٤x8", "4x65"])
 def test_another_form_of_the_option_is_refused(text):
     with pytest.raises(BadRequest, match="not of the form"):
         resident_pools(options(text))
@@ -196,3 +197,14 @@ def test_a_started_attempt_that_kubernetes_takes_back_is_stopped_as_a_whole():
     assert reclaim(replace(order, attempt=case.attempt), deleted, nodes, {}) is None, (
         "it has not started: it is withdrawn"
     )
+
+
+def test_nodes_of_pods_per_attempt_are_retired_when_jobs_run_in_resident_pods():
+    engine = KubernetesEngine(api=None, settings=SETTINGS, scope=ClusterScope(lists_nodes=False), key_of=lambda *_: "")
+    known = [
+        replace(make_node("n0"), engine="kubernetes", per_attempt=True),
+        replace(make_node("resident-2gpu-0"), engine="kubernetes"),
+        make_node("other"),
+    ]
+    found = engine.discover(known, [])
+    assert (found.retired, [death.node_id for death in found.deaths]) == (["n0"], ["n0"])

@@ -136,7 +136,14 @@ class KubernetesEngine:
         for job, attempt in live:
             if elsewhere.isdisjoint(grant.node_id for grant in attempt.allocation.grants):
                 self._orders[job.id, attempt.epoch] = self._order(attempt, now_s)
-        return Discovery()  # nodes come with the first list
+        if self.scope.lists_nodes or self.scope.places:
+            return Discovery()  # nodes come with the first list
+        self._reported.clear()
+        why = "jobs run in resident pods now"
+        return Discovery(
+            deaths=[NodeDied(node_id=node.id, supervisor_id=None, why=why, confirmed=False) for node in ours],
+            retired=[node.id for node in ours],
+        )
 
     def admit(self, node_id: NodeId, address: str, hostname: str) -> Admission | None:
         """Admit no server: nodes come and go in Kubernetes."""

@@ -13,6 +13,7 @@ from phalanx.core.units import parse_duration_s
 from phalanx.engines.kubernetes.options import IDLE, RESIDENT
 from phalanx.ports.provider import EnginePool
 
+GPUS_MAX: Final = 64  # of one pod
 IDLE_DEFAULT: Final = "10m"
 START_LIMIT_S: Final = 600.0  # to pull an image; pods that cannot start are given up earlier
 _FORM: Final = re.compile(r"(?:([0-9]{1,3})-)?([1-9][0-9]{0,2})x([0-9]{1,2})")
@@ -29,16 +30,16 @@ def resident_pools(options: Mapping[str, str]) -> Sequence[EnginePool]:
     if not text:
         return ()
     match = _FORM.fullmatch(text)
-    least, most = (int(match[1] or 0), int(match[2])) if match is not None else (0, 0)
-    if match is None or least > most or most > POOL_NODES_MAX:
+    least, most, gpus = (int(match[1] or 0), int(match[2]), int(match[3])) if match is not None else (0, 0, 0)
+    if match is None or least > most or most > POOL_NODES_MAX or gpus > GPUS_MAX:
         raise BadRequest(
-            f"--{RESIDENT} {text}: not of the form [MIN-]NxG with N from MIN to {POOL_NODES_MAX}",
+            f"--{RESIDENT} {text}: not of the form [MIN-]NxG with N from MIN to {POOL_NODES_MAX} and G at most {GPUS_MAX}",
             hint=f"--{RESIDENT} 4x8, for at most 4 pods of 8 GPUs; --{RESIDENT} 2-4x8 keeps 2 of them without jobs too",
         )
     return (
         EnginePool(
-            id=PoolId(f"resident-{int(match[3])}gpu"),
-            template=str(int(match[3])),
+            id=PoolId(f"resident-{gpus}gpu"),
+            template=str(gpus),
             min_nodes=least,
             max_nodes=most,
             idle_s=idle_s,

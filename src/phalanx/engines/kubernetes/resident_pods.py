@@ -30,6 +30,7 @@ from phalanx.engines.kubernetes.parse import KubernetesNode, PodState, parse_nod
 from phalanx.engines.kubernetes.pod_requests import apply_owner, create_pod, explain_refusal
 from phalanx.engines.kubernetes.pod_template import CONTAINER, with_template
 from phalanx.engines.kubernetes.render import Manifest, PodSettings
+from phalanx.engines.kubernetes.resident_options import GPUS_MAX
 from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
 from phalanx.engines.kubernetes.watch import ObjectWatch
 from phalanx.ports.provider import CallUnanswered, LeavingNode, LostNode, NodeOrder, PoolTerms
@@ -44,7 +45,6 @@ from phalanx.wire.resident import (
 RESIDENT_LABEL: Final = f"{render.LABEL}/resident"
 COMMAND: Final = ("python3", "-P", "-m", "phalanx.app.resident_supervisor")
 KEY: Final = "resident"
-GPUS_MAX: Final = 64  # of one pod
 GRACE_S: Final = 90  # from Kubernetes' SIGTERM to its SIGKILL: the jobs of the pod are saved and moved
 STOP_GRACE_S: Final = 15  # of a pod without jobs that the head stops
 STOP_WAIT_S: Final = 2.0  # in one call for a pod to be gone; the head calls again
