@@ -414,6 +414,8 @@ SPECIMENS = {
     "GET /v1/licences": plain("/v1/licences"),
     "PUT /v1/licences/{name}": lambda case: Ask(f"/v1/licences/put-{case.number}", {"seats": 4}),
     "DELETE /v1/licences/{name}": licence,
+    "POST /v1/clouds/check": lambda case: Ask("/v1/clouds/check", {"provider": "virtual"}),
+    "GET /v1/join/order": plain("/v1/join/order"),
     "GET /v1/pools": plain("/v1/pools"),
     "GET /v1/pools/{pool_id}": pool("GET"),
     "PUT /v1/pools/{pool_id}": lambda case: Ask(f"/v1/pools/put-{case.number}", POOL),

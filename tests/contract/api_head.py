@@ -35,6 +35,7 @@ from phalanx.core.state.reports import MemberReady, MemberStarted, MemberStopped
 from phalanx.core.work.attempt import TaskExit
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.users import Token, User, UserRole
+from phalanx.ports.provider import CloudRights
 from phalanx.providers.identity.oidc import OidcProvider
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.history.memory import MemoryHistory
@@ -130,6 +131,7 @@ class ApiHead:
             listener = ProgramListener(port=ports[1], names=self.programs, head_ports={"http": ports[0]}, head_url=url)
         self.parts = HeadServices(
             programs=listener,
+            check_provider=lambda *_: CloudRights(rights=[]),
             offer=lambda _, terms: NodeTemplate(text=terms.template, devices=(), cpus=1, memory_bytes=1),
             controller=self.driver,
             store=self.store,

@@ -252,6 +252,7 @@ def pool_node(name="burst-0"):
         price_per_h=2.5,
         machine="i-1",
         machine_since_s=8.25,
+        ever_unanswered=True,
         unanswered=2,
         problem="timed out",
     )

@@ -45,6 +45,7 @@ OTHERS = {
     "/v1/history/nodes": "the same",
     "/v1/heads": "the heads of one store",
     "/v1/join": "one record",
+    "/v1/join/order": "one record",
     "/v1/me": "one record",
     "/v1/openapi.json": "one document",
     "/v1/nodes/{node_id}/tests": "20 tests of at most 38 rates",

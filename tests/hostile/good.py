@@ -283,6 +283,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 "cap_per_h": 40.0,
             }
         ),
+        "check_cloud": Good(body={"provider": "aws", "settings": {"region": "us-east-1"}}),
         "list_services": Good(query={"stopped": "true"}),
         "submit_service": Good(body=SERVICE),
         "change_service": Good(body={"replicas": 2}),

@@ -11,6 +11,7 @@ from phalanx.controller.requests.machine_sweep import MISSING_LISTS, QUIET_S, ST
 from phalanx.controller.requests.pools import LIST_EVERY_S
 from phalanx.core.fleet.node_pool import (
     REFUSAL_MEMORY_S,
+    ChargedMachine,
     ListedMachine,
     NodeOffer,
     OfferRefusal,
@@ -58,7 +59,7 @@ class CloudSteps(Steps):
 
     def started(self):
         self.step(PutNodePool(pool=cloud_pool()), self.submit(1))
-        self.step(self.answered(ProviderOutcome.STARTED, machine="i-1", machine_s=T + 5.0))
+        self.step(self.answered(ProviderOutcome.STARTED, machine="i-1", since_s=T + 5.0))
         return machine_of(self.member())
 
 
@@ -106,18 +107,26 @@ def test_each_offer_is_recorded_before_it_is_tried_and_a_new_head_repeats_that_o
     steps = CloudSteps()
     assert steps.step(PutNodePool(pool=cloud_pool()), steps.submit(1)) == [(START, P0, "a spot", "")]
     refused = steps.answered(ProviderOutcome.REFUSED, why="no capacity in a")
-    steps.start()  # the head died before it recorded the refusal: the next one asks the same again
-    assert steps.step() == [(START, P0, "a spot", "")]
     assert steps.step(refused) == [(START, P0, "b spot", "")]
-    steps.start()
+    steps.start()  # the head died: the next one asks the same again
     assert steps.step() == [(START, P0, "b spot", "")]
     steps.step(refused)  # late: it is not about the offer that is tried now
     assert steps.member().offer == "b spot"
     steps.step(replace(refused, outcome=ProviderOutcome.STARTED, machine="i-9"))
     assert steps.member().state is PoolNodeState.REQUESTED
-    steps.step(steps.answered(ProviderOutcome.STARTED, machine="i-1", machine_s=T))
+    steps.step(steps.answered(ProviderOutcome.STARTED, machine="i-1", since_s=T))
     assert (steps.member().state, steps.member().machine) == (PoolNodeState.PROVISIONING, "i-1")
     assert steps.member().price_per_h == 3.0
+
+
+def test_an_order_of_an_earlier_head_never_goes_on_to_another_offer():
+    steps = CloudSteps()
+    steps.step(PutNodePool(pool=cloud_pool()), steps.submit(1))
+    steps.start()
+    assert steps.step() == [(START, P0, "a spot", "")]
+    calls = steps.step(steps.answered(ProviderOutcome.REFUSED, why="full"))  # the earlier head's call may still arrive
+    assert (STOP, P0, "a spot", "") in calls
+    assert steps.member().given_up
 
 
 def test_a_pool_whose_offers_are_all_refused_waits_until_the_first_may_be_tried_again():
@@ -223,7 +232,7 @@ def test_a_pool_ends_only_when_a_late_list_shows_no_machine_of_it():
     steps = CloudSteps()
     own = steps.started()
     steps.step(RemoveNodePool(pool_id=PoolId("p"), by="op"))
-    released = steps.answered(ProviderOutcome.STOPPED, machine_s=T + 65.0)
+    released = steps.answered(ProviderOutcome.STOPPED)
     steps.step(released)
     assert steps.world.pool_nodes == {}
     steps.step(steps.listed())
@@ -238,8 +247,27 @@ def test_a_pool_ends_only_when_a_late_list_shows_no_machine_of_it():
 
 def test_the_history_says_what_a_machine_is_charged_for():
     steps = CloudSteps()
-    steps.started()
+    own = steps.started()
     steps.step(RemoveNodePool(pool_id=PoolId("p"), by="op"))
-    done = steps.controller.step(steps.time(), [steps.answered(ProviderOutcome.STOPPED, machine_s=T + 65.0)])
-    lines = [line for line in done.change.history if line.kind == "node_released"]
-    assert [line.facts for line in lines] == [{"machine": "i-1", "since_s": T + 5.0, "until_s": T + 65.0}]
+    charged = ChargedMachine(machine="i-1", since_s=T + 5.0, until_s=T + 65.0)
+    stray = replace(charged, machine="i-2")
+    told = [
+        ProviderReported(node_id=P0, token=own.token, outcome=ProviderOutcome.STOPPED, machine="i-2", stopped=(stray,)),
+        steps.answered(ProviderOutcome.STOPPED, stopped=(charged,)),
+    ]
+    done = steps.controller.step(steps.time(), told)
+    lines = [line for line in done.change.history if line.kind == "machine_ended"]
+    facts = {"since_s": T + 5.0, "until_s": T + 65.0}
+    assert [line.facts for line in lines] == [{"machine": "i-2", **facts}, {"machine": "i-1", **facts}]
+
+
+def test_an_order_with_an_unanswered_call_never_goes_on_to_another_offer():
+    steps = CloudSteps()
+    steps.step(PutNodePool(pool=cloud_pool()), steps.submit(1))
+    steps.step(steps.answered(ProviderOutcome.UNANSWERED, why="timed out"))
+    refused = steps.answered(ProviderOutcome.REFUSED, why="full")
+    calls = steps.step(refused, after_s=0.1)
+    assert (STOP, P0, "a spot", "") in calls  # the first call may have started one, or may still do so
+    assert steps.member().given_up
+    assert steps.world.node_pools[PoolId("p")].failures == 0
+    assert (START, NodeId("p-1"), "b spot", "") in [*steps.step(steps.answered(ProviderOutcome.STOPPED)), *steps.step()]

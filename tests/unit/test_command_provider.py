@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.cluster import wait_until
 from phalanx.core.errors import BadRequest
-from phalanx.core.fleet.node_pool import ListedMachine
+from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine
 from phalanx.ports.engine import MachineJoin
 from phalanx.ports.provider import CallUnanswered, NodeOrder, OfferRefused, PoolTerms, StartedMachine
 from phalanx.providers.command.provider import CommandProvider
@@ -74,7 +74,7 @@ def test_the_script_gets_the_order_and_its_machine_is_what_it_says(folder):
         """list*) echo '{"machines": [{"machine": "vm-1", "node": "p-0", "token": "p-0-k", "zone": "a"}]}';;""",
     )
     assert one.start(order()) == StartedMachine(machine="vm-1", since_s=5.5)
-    assert one.stop(order(machine="vm-1")) == 9.0
+    assert one.stop(order(machine="vm-1")) == [ChargedMachine(machine="vm-1", until_s=9.0)]
     assert one.machines({"script": "vms"}) == [ListedMachine(machine="vm-1", node_id="p-0", token="p-0-k", offer="a")]
     (start, asked), (stop, stopped), (listed, terms) = calls(folder)
     assert (start, stop, listed) == ("start", "stop", "list")
@@ -120,6 +120,18 @@ def test_a_script_that_does_not_end_is_ended_with_its_children(folder):
     child = int((folder / "child").read_text())
     # Its group was killed; when the kernel has carried that out is not ours to say.
     assert wait_until(lambda: is_dead(child), "the child ends")
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_head_that_stops_without_its_nodes_stops_their_machines(folder, keep):
+    one = provider(folder, """start*) echo '{"machine": "vm-1"}';;""", "stop*) echo '{}';;")
+    one.open([order(token="p-1-k")])
+    one.start(order())
+    one.start(order(token="p-2-k"))
+    one.stop(order(token="p-2-k"))
+    one.close(keep_nodes=keep)
+    stopped = [asked["token"] for verb, asked in calls(folder) if verb == "stop"]
+    assert stopped == ["p-2-k", *([] if keep else ["p-1-k", "p-0-k"])]
 
 
 def test_a_list_that_is_not_complete_is_an_error(folder):

@@ -36,6 +36,7 @@ class SlowProvider:
 
     def stop(self, order):
         self.calls.append(("stop", order.node_id))
+        return ()
 
     def observe(self):
         return ()
@@ -45,6 +46,9 @@ class SlowProvider:
         if settings["account"] == "closed":
             raise OSError("no rights")
         return [ListedMachine(machine="i-1", node_id=NodeId("p-0"), token="p-0-k")]
+
+    def check(self, settings):
+        raise NotImplementedError(settings)
 
     def close(self, *, keep_nodes):
         pass

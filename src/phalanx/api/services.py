@@ -39,7 +39,7 @@ from phalanx.ports.election import HeadRecord, Leader
 from phalanx.ports.identity import IdentityProvider
 from phalanx.ports.logs import Logs
 from phalanx.ports.notifier import Notifier
-from phalanx.ports.provider import PoolTerms
+from phalanx.ports.provider import CloudRights, PoolTerms
 from phalanx.ports.span_exporter import JobSpanExporter
 from phalanx.ports.store import Store
 from phalanx.store.history.recorder import HistoryRecorder
@@ -371,6 +371,7 @@ class HeadServices:
         identity: signs people in at the provider of the settings; None if this head cannot.
         secret_keys: encrypt the secrets of jobs.
         programs: where pages of web programs lie; None if this head serves none.
+        check_provider: returns what the head's credentials may do, given the name of a provider and settings; raises BadRequest.
         offer: returns what a node of a pool has, given the name of a provider and the terms; raises BadRequest. None without providers.
     """
 
@@ -395,6 +396,7 @@ class HeadServices:
     audit_checkpoints: AuditCheckpoints | None = None
     leader_status: LeaderStatus | None = None
     output_elsewhere: str = ""
+    check_provider: Callable[[str, Mapping[str, str]], CloudRights] | None = None
     offer: Callable[[str, PoolTerms], NodeTemplate] | None = None
     usage_hours: Callable[..., Iterable[UsageHour]] = lambda *_: ()
     unshared_usage_hours: Callable[..., Iterable[UsageHour]] = lambda *_: ()

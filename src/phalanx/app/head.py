@@ -266,6 +266,7 @@ class Head:
                 token_lifetime_max_s=self._options.token_life_max_s,
                 leader_status=self._resources.elector,
                 output_elsewhere=self._resources.output_elsewhere,
+                check_provider=lambda provider, settings: self._providers.provider(provider).check(settings),
                 offer=lambda provider, terms: self._providers.provider(provider).offer(terms),
             )
         )

@@ -86,6 +86,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "down": CommandEntry("phalanx.cli.cluster.down:down", "Stop the head of this machine."),
         "heads": CommandEntry("phalanx.cli.cluster.heads:heads", "List the heads: leader and standbys."),
         "nodes": CommandEntry("phalanx.cli.cluster.nodes:nodes", "List, show, drain, undrain or remove nodes."),
+        "clouds": CommandEntry(
+            "phalanx.cli.cluster.clouds:clouds", "Check what the head may do at a cloud, before a pool uses it."
+        ),
         "pools": CommandEntry(
             "phalanx.cli.cluster.pools:pools", "List, add, show or remove pools of nodes that start on demand."
         ),

@@ -72,6 +72,11 @@ class NodePoolsApi(ApiCalls):
         path = f"/v1/pools/{id_path_segment('pool', pool_id)}"
         return decode_record(self._put(path, body), api.PoolReply).pool
 
+    def check_cloud(self, provider: str, settings: Mapping[str, str]) -> api.CloudChecked:
+        """Return what the head's credentials for a provider may do. Nothing is started."""
+        body = {"provider": provider, "settings": dict(settings)}
+        return decode_record(self._post("/v1/clouds/check", body), api.CloudChecked)
+
     def remove_pool(self, pool_id: str) -> api.PoolRemoved:
         """Release all nodes of a pool, and then remove it."""
         path = f"/v1/pools/{id_path_segment('pool', pool_id)}"

@@ -67,6 +67,7 @@ class ProviderCalls:
                 pool=pool.id,
                 offer=member.offer,
                 settings=dict(pool.settings),
+                known_machine=member.machine,
             )
             self._orders.setdefault(pool.provider, []).append(order)
         for name in dict.fromkeys(pool.provider for pool in pools.values()):
@@ -168,13 +169,14 @@ class _Worker:
             offer=call.offer,
             settings=dict(call.settings),
             machine=call.machine,
+            known_machine=call.known_machine,
         )
         report = partial(ProviderReported, node_id=call.node_id, token=call.token, offer=call.offer)
         try:
             provider = self._opened()
             if call.action is ProviderAction.STOP:
-                until_s = provider.stop(order)
-                return report(outcome=ProviderOutcome.STOPPED, machine=call.machine, machine_s=until_s or 0.0)
+                stopped = tuple(provider.stop(order))
+                return report(outcome=ProviderOutcome.STOPPED, machine=call.machine, stopped=stopped)
             started = provider.start(order)
         except (OSError, PhalanxError) as error:
             _log.warning("Provider %s could not %s %s: %s", self.name, call.action, call.node_id, error)
@@ -186,7 +188,7 @@ class _Worker:
             return report(outcome=outcome, why=_reason(error), machine=call.machine)
         if started is None:
             return report(outcome=ProviderOutcome.STARTED)
-        return report(outcome=ProviderOutcome.STARTED, machine=started.machine, machine_s=started.since_s)
+        return report(outcome=ProviderOutcome.STARTED, machine=started.machine, since_s=started.since_s)
 
     def _list(self, call: ProviderCall) -> MachinesListed:
         asked_s, pool = self.boottime_s(), PoolId(call.pool)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from phalanx.core.fleet.node_pool import ListedMachine, NodeTemplate
+    from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine, NodeTemplate
     from phalanx.core.ids import NodeId, PoolId
     from phalanx.ports.engine import EngineContext
 
@@ -45,6 +45,7 @@ class NodeOrder:
         offer: the text of the offer to try, of `NodeTemplate.offers`.
         settings: of the pool.
         machine: stop only this machine of the order; empty for all.
+        known_machine: the machine that the record of the order has; empty if its start was not answered.
     """
 
     node_id: NodeId
@@ -55,6 +56,7 @@ class NodeOrder:
     offer: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     machine: str = ""
+    known_machine: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,23 @@ class StartedMachine:
 
     machine: str
     since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudRight:
+    """One thing that a provider needs to do. `allowed`: None if it cannot be tried without doing it; `why`: what the cloud said."""
+
+    name: str
+    allowed: bool | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudRights:
+    """What the credentials of a head may do. `policy`: the least that is to be granted, in the cloud's own language."""
+
+    rights: Sequence[CloudRight]
+    policy: str = ""
 
 
 class OfferRefused(OSError):
@@ -123,11 +142,11 @@ class NodeProvider(Protocol):
         """
         ...
 
-    def stop(self, order: NodeOrder) -> float | None:
+    def stop(self, order: NodeOrder) -> Sequence[ChargedMachine]:
         """Stop the node of the order; nothing of it runs afterwards, even if a start sent by an earlier head arrives later.
 
         Idempotent, also for an order that was never started. A provider with `machines` may leave late starts to the head's sweeper.
-        Returns until when the machine is charged (Unix seconds by the provider's clock), None if unknown.
+        Returns the machines of the order that have ended, and what they are charged for; none if machines have no ids.
 
         Raises:
             OSError: something may still run; the head calls again.
@@ -145,6 +164,14 @@ class NodeProvider(Protocol):
 
         Raises:
             OSError: the list is not complete.
+        """
+        ...
+
+    def check(self, settings: Mapping[str, str]) -> CloudRights:
+        """Try what the credentials may do, without doing it.
+
+        Raises:
+            BadRequest: this provider has no credentials, or they are not valid.
         """
         ...
 

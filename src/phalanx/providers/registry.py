@@ -10,6 +10,7 @@ from phalanx.ports.provider import ProviderType
 
 ENTRY_POINTS: Final = "phalanx.providers"
 _BUILT_IN: Final = {
+    "aws": "phalanx.providers.aws.provider:AwsProviderType",
     "command": "phalanx.providers.command.provider:CommandProviderType",
     "virtual": "phalanx.providers.virtual.provider:VirtualProviderType",
 }

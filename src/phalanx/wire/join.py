@@ -38,6 +38,13 @@ class JoinReply(msgspec.Struct, frozen=True, kw_only=True):
     heads: list[str] = []
 
 
+class MachineOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the machine of a pool's node is still wanted. If not, it switches itself off; `why`: for its log."""
+
+    wanted: bool
+    why: str = ""
+
+
 class JoinArguments(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of `phalanx join` for the next server; `address` is empty if the head listens on loopback only."""
 

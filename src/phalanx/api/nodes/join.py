@@ -17,9 +17,10 @@ from phalanx.core.access.caller import Caller
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.hints import Hint, HintCode
+from phalanx.core.state.records import POOL_NODES
 from phalanx.core.work.seats import parse_seat
 from phalanx.core.work.users import Action
-from phalanx.wire.join import JoinArguments, JoinReply, JoinRequest
+from phalanx.wire.join import JoinArguments, JoinReply, JoinRequest, MachineOrder
 
 _NAME: Final = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
@@ -56,6 +57,19 @@ async def renew_join_line(request: Request) -> Response:
     await runtime_of(request).record_call("all join tokens are revoked")
     await run_in_thread(services.join_service.salt.renew)
     return json_response(services.join_service.join_line(services.clock.now_s()))
+
+
+@routes.get("/v1/join/order", Action.JOIN, reply=MachineOrder)
+async def show_machine_order(request: Request) -> Response:
+    """Show whether the caller's machine is still wanted by its pool. Machines ask with the token of their node, and end themselves if not."""
+    caller = caller_of(request)
+    node_id = caller.node_id or caller.joins_as
+    members = await run_in_thread(runtime_of(request).services.store.records, POOL_NODES)
+    member = next((one for one in members if one.id == node_id), None)
+    if member is None:
+        return json_response(MachineOrder(wanted=False, why=f"no pool has an order for {node_id}"))
+    # A node whose jobs are saved and moved is stopped by its provider afterwards.
+    return json_response(MachineOrder(wanted=not member.given_up, why=member.why))
 
 
 @routes.post("/v1/join", Action.JOIN, body=JoinRequest, reply=JoinReply)

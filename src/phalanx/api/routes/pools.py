@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from starlette.requests import Request
@@ -26,7 +26,18 @@ from phalanx.core.units import parse_duration_s
 from phalanx.core.work.names import is_name
 from phalanx.core.work.users import Action
 from phalanx.ports.provider import PoolTerms
-from phalanx.wire.api.pools import PoolBody, PoolList, PoolNodeView, PoolOfferView, PoolRemoved, PoolReply, PoolView
+from phalanx.wire.api.pools import (
+    CloudCheckBody,
+    CloudChecked,
+    CloudRightView,
+    PoolBody,
+    PoolList,
+    PoolNodeView,
+    PoolOfferView,
+    PoolRemoved,
+    PoolReply,
+    PoolView,
+)
 
 PRICE_MAX: Final = 1e6  # US dollars an hour, of one node
 SETTINGS_MAX: Final = 64  # of one pool; zones likewise
@@ -72,6 +83,32 @@ async def remove_pool(request: Request, pool_id: PoolId) -> Response:
     found = await runtime.request(RemoveNodePool(pool_id=pool_id, by=caller_of(request).user))
     jobs, more = impossible_views(found)
     return json_response(PoolRemoved(impossible=jobs, impossible_more=more))
+
+
+@routes.post("/v1/clouds/check", Action.OPERATE, body=CloudCheckBody, reply=CloudChecked)
+async def check_cloud(request: Request) -> Response:
+    """Check what the head's credentials for a provider may do. Nothing is started."""
+    services = runtime_of(request).services
+    body = await read_record(request, CloudCheckBody, services.limits.body_bytes)
+    if services.check_provider is None:
+        raise BadRequest("this head has no providers of nodes")
+    _check_settings(body.settings)
+    found = await run_in_thread(services.check_provider, body.provider, body.settings)
+    rights = [CloudRightView(right=one.name, allowed=one.allowed, why=one.why) for one in found.rights]
+    return json_response(CloudChecked(rights=rights, policy=found.policy))
+
+
+def _check_settings(settings: Mapping[str, str]) -> None:
+    """Check the names and lengths of settings.
+
+    Raises:
+        BadRequest: there are too many, or one is not valid.
+    """
+    if len(settings) > SETTINGS_MAX:
+        raise BadRequest(f"a pool has at most {SETTINGS_MAX} settings")
+    for name, value in settings.items():
+        if not is_name(name) or len(value) > SETTING_CHARS_MAX or not value.isprintable():
+            raise BadRequest(f"the setting {name[:80]!r} is not valid", hint="use a name and one line of text")
 
 
 def _views(services: HeadServices) -> list[PoolView]:
@@ -133,11 +170,9 @@ def _wanted(services: HeadServices, pool_id: PoolId, body: PoolBody, by: UserId)
     for what, amount in (("price", body.price_per_h), ("cap", body.cap_per_h)):
         if amount is not None and not (math.isfinite(amount) and 0.0 <= amount <= PRICE_MAX):
             raise BadRequest(f"{what} {amount} is not an amount in US dollars an hour", hint=Hint(HintCode.POOL_PRICE))
-    if max(len(body.zones), len(body.settings)) > SETTINGS_MAX:
-        raise BadRequest(f"a pool has at most {SETTINGS_MAX} zones and {SETTINGS_MAX} settings")
-    for name, value in body.settings.items():
-        if not is_name(name) or len(value) > SETTING_CHARS_MAX or not value.isprintable():
-            raise BadRequest(f"the setting {name[:80]!r} is not valid", hint="use a name and one line of text")
+    if len(body.zones) > SETTINGS_MAX:
+        raise BadRequest(f"a pool has at most {SETTINGS_MAX} zones")
+    _check_settings(body.settings)
     for zone in body.zones:
         if not is_name(zone):
             raise BadRequest(f"{zone[:80]!r} is not a valid zone", hint="use letters, digits and . _ -")

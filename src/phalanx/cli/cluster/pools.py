@@ -90,7 +90,7 @@ def add(
         price_per_h=_amount_per_h("--price", price),
         cap_per_h=_amount_per_h("--cap", cap),
         zones=[word for word in zones.split(",") if word],
-        settings=_settings(settings, spot=spot),
+        settings=provider_settings(settings, spot=spot),
         idle=idle,
         start_limit=start_limit,
         zone=zone,
@@ -133,7 +133,12 @@ def _amount_per_h(option: str, text: str) -> float | None:
     return float(match[1])
 
 
-def _settings(words: tuple[str, ...], *, spot: bool) -> dict[str, str]:
+def provider_settings(words: tuple[str, ...], *, spot: bool) -> dict[str, str]:
+    """Return the settings of a provider from words such as region=us-east-1.
+
+    Raises:
+        BadRequest: a word has another form, or names the market beside `spot`.
+    """
     found: dict[str, str] = {}
     for word in words:
         name, sign, value = word.partition("=")

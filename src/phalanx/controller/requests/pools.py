@@ -100,6 +100,9 @@ def remove_pool(context: StepContext, request: RemoveNodePool) -> tuple[Impossib
 
 def apply_outcome(context: StepContext, report: ProviderReported) -> None:
     """Apply what a provider reports of an order. Reports of earlier orders change nothing."""
+    if report.machine and report.outcome is ProviderOutcome.STOPPED:
+        _record_charges(context, report)  # of a machine that no record has; its node is another one, if any
+        return
     member = context.world.pool_nodes.get(report.node_id)
     if member is None or member.token != report.token:
         return
@@ -107,14 +110,21 @@ def apply_outcome(context: StepContext, report: ProviderReported) -> None:
     match report.outcome:
         case ProviderOutcome.STARTED:
             if member.state is PoolNodeState.REQUESTED and member.offer == report.offer:
-                started = replace(member, machine=report.machine, machine_since_s=report.machine_s)
+                started = replace(member, machine=report.machine, machine_since_s=report.since_s)
                 context.change.put(started.enters(PoolNodeState.PROVISIONING, now_s, member.why))
         case ProviderOutcome.REFUSED:
             if member.state is PoolNodeState.REQUESTED and member.offer == report.offer:
                 _take_next_offer(context, member, report.why)
         case ProviderOutcome.UNANSWERED:
-            if member.state is PoolNodeState.REQUESTED or member.leaving:
-                context.change.put(replace(member, unanswered=member.unanswered + 1, problem=report.why))
+            if not report.machine and (member.state is PoolNodeState.REQUESTED or member.leaving):
+                context.change.put(
+                    replace(
+                        member,
+                        unanswered=member.unanswered + 1,
+                        ever_unanswered=member.ever_unanswered or member.state is PoolNodeState.REQUESTED,
+                        problem=report.why,
+                    )
+                )
         case ProviderOutcome.FAILED:
             if member.state in COMING_STATES:
                 _give_up(context, member, f"the provider could not start it: {report.why}")
@@ -128,8 +138,9 @@ def apply_outcome(context: StepContext, report: ProviderReported) -> None:
             if member.state is not PoolNodeState.REQUESTED and not member.given_up:
                 _give_up(context, member, report.why)
         case ProviderOutcome.STOPPED:
-            if member.leaving and not report.machine and not context.world.attempts_on(member.id):
-                _release(context, member, report.machine_s)
+            if member.leaving and not context.world.attempts_on(member.id):
+                _release(context, member)
+                _record_charges(context, report)
 
 
 def with_pool_cordon(context: StepContext, node: Node) -> Node:
@@ -248,6 +259,7 @@ class PoolKeeper:
                         pool=pool.id,
                         offer=member.offer,
                         settings=pool.settings,
+                        known_machine=member.machine,
                     )
                 )
             sent[key] = at_s
@@ -356,9 +368,20 @@ def _next_offer(context: StepContext, pool: NodePool, beside: NodeId | None = No
 
 
 def _take_next_offer(context: StepContext, member: PoolNode, why: str) -> None:
-    """Record that the offer was refused, and the next one to try; only after that commit it is tried. Without one the node is given up."""
+    """Record that the offer was refused, and the next one to try; only after that commit it is tried. Without one the node is given up.
+
+    An earlier call that was not answered, or that an earlier head sent, may still arrive: such an order never goes on to another offer. It is given up, and a new
+    one is ordered if the node is still wanted.
+    """
     now_s = context.now.wall_s
     pool = context.world.node_pools[member.pool].after_refusal(member.offer, why, now_s)
+    if member.ever_unanswered or context.settings.storage_key not in member.token:
+        context.change.put(pool)
+        _leave(
+            context,
+            member.enters(PoolNodeState.DOWN, now_s, f"refused after a call without an answer: {why}", given_up=True),
+        )
+        return
     offer = _next_offer(context, pool, member.id)
     if offer is not None:
         context.change.put(pool)
@@ -400,19 +423,21 @@ def _cordon_of(member: PoolNode, now_s: float) -> Cordon:
     return Cordon(by=f"pool {member.pool}", why=f"is being released: {member.why}", since_s=now_s, drain=True)
 
 
-def _release(context: StepContext, member: PoolNode, machine_until_s: float) -> None:
-    """Remove the records of a node of which nothing runs any more. The history keeps what its machine is charged for."""
+def _record_charges(context: StepContext, report: ProviderReported) -> None:
+    """Write from when to when each stopped machine is charged: the ledger that a bill is compared with."""
+    for one in report.stopped:
+        text = f"machine {one.machine} of {report.node_id} has ended"
+        facts: HistoryFacts = {"machine": one.machine, "since_s": one.since_s, "until_s": one.until_s}
+        context.add_history("machine_ended", text, node_id=report.node_id, facts=facts)
+
+
+def _release(context: StepContext, member: PoolNode) -> None:
+    """Remove the records of a node of which nothing runs any more."""
     node = context.world.nodes.get(member.id)
     if node is not None:
         context.lost[member.id] = None
         context.change.remove_node(node)
     context.change.remove(POOL_NODES, member.id)
-    now_s = context.now.wall_s
-    lived_s = max(0.0, now_s - member.requested_s)
+    lived_s = max(0.0, context.now.wall_s - member.requested_s)
     text = f"{member.id} is released after {lived_s:.0f} s: {member.why}"
-    machine: HistoryFacts = {
-        "machine": member.machine,
-        "since_s": member.machine_since_s,
-        "until_s": machine_until_s or now_s,
-    }
-    context.add_history("node_released", text, node_id=member.id, facts=machine if member.machine else None)
+    context.add_history("node_released", text, node_id=member.id)

@@ -81,6 +81,15 @@ class ListedMachine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChargedMachine:
+    """A machine that was stopped, and from when to when it is charged: Unix seconds by the provider's clock, 0 if unknown."""
+
+    machine: str
+    since_s: float = 0.0
+    until_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTemplate:
     """What a node of a pool offers.
 
@@ -217,6 +226,7 @@ class PoolNode:
         price_per_h: of that offer, in US dollars.
         machine: the provider's id of its machine; empty until the provider has confirmed it, and for a provider without ids.
         machine_since_s: since when the machine is charged, by the provider's clock; 0 if unknown.
+        ever_unanswered: the provider did not answer a call to start it, which may still arrive.
         unanswered: calls of its present state that the provider did not answer; `problem`: why the last one.
     """
 
@@ -232,6 +242,7 @@ class PoolNode:
     price_per_h: float = 0.0
     machine: str = ""
     machine_since_s: float = 0.0
+    ever_unanswered: bool = False
     unanswered: int = 0
     problem: str = ""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.fleet.node import HeldDataset, Node
-from phalanx.core.fleet.node_pool import ListedMachine
+from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine
 from phalanx.core.fleet.power_limits import PowerLimits
 from phalanx.core.ids import (
     Epoch,
@@ -313,8 +313,9 @@ class ProviderReported:
     Attributes:
         why: of all but STARTED and STOPPED.
         offer: that was tried.
-        machine: the provider's id of the machine; empty if it has none.
-        machine_s: STARTED: since when the machine is charged; STOPPED: until when. Unix seconds by the provider's clock, 0 if unknown.
+        machine: STARTED: the provider's id of the machine, and empty if it has none. Else the only machine that the call was about; empty: all.
+        since_s: STARTED: since when the machine is charged. Unix seconds by the provider's clock, 0 if unknown.
+        stopped: STOPPED: the machines of the order, all of them have ended.
     """
 
     node_id: NodeId
@@ -323,7 +324,8 @@ class ProviderReported:
     why: str = ""
     offer: str = ""
     machine: str = ""
-    machine_s: float = 0.0
+    since_s: float = 0.0
+    stopped: tuple[ChargedMachine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.fleet.device import Device
-from phalanx.core.fleet.node_pool import ListedMachine, NodeTemplate
+from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine, NodeTemplate
 from phalanx.core.ids import NodeId
 from phalanx.engines.kubernetes import inventory, render
 from phalanx.engines.kubernetes.attempt_pods import IMAGE_LIMIT_S, MISSING_S, NO_CONTAINER, NO_IMAGE, START_LIMIT_MAX_S
@@ -33,7 +33,7 @@ from phalanx.engines.kubernetes.render import Manifest, PodSettings
 from phalanx.engines.kubernetes.resident_options import GPUS_MAX
 from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
 from phalanx.engines.kubernetes.watch import ObjectWatch
-from phalanx.ports.provider import CallUnanswered, LeavingNode, LostNode, NodeOrder, PoolTerms
+from phalanx.ports.provider import CallUnanswered, CloudRights, LeavingNode, LostNode, NodeOrder, PoolTerms
 from phalanx.wire.resident import (
     ADDRESS_VARIABLE,
     GRACE_VARIABLE,
@@ -178,7 +178,7 @@ class ResidentPods:
         self._held[order.node_id] = ResidentPod(order=order, name=name, created_s=time.monotonic())
         _log.info("node %s is pod %s in namespace %s", order.node_id, name, self.settings.namespace)
 
-    def stop(self, order: NodeOrder) -> None:
+    def stop(self, order: NodeOrder) -> Sequence[ChargedMachine]:
         """Delete the pod and its Secret, and wait until it has ended.
 
         Raises:
@@ -197,6 +197,7 @@ class ResidentPods:
             self._changed.clear()
         if held is not None and held.order.token == order.token:
             del self._held[order.node_id]
+        return ()
 
     def observe(self) -> Sequence[LostNode | LeavingNode]:
         """Return the pods that ended, that Kubernetes deletes, or whose node may not run them any more."""
@@ -222,6 +223,15 @@ class ResidentPods:
         """Return nothing: `open` and `observe` delete pods without an order."""
         del settings
         return ()
+
+    def check(self, settings: Mapping[str, str]) -> CloudRights:
+        """Refuse: the engine checks its rights when the head starts.
+
+        Raises:
+            BadRequest: always.
+        """
+        del settings
+        raise BadRequest("the rights of this provider are those of the engine, which checks them when the head starts")
 
     def close(self, *, keep_nodes: bool) -> None:
         """Stop following; unless `keep_nodes`, delete the pods and their Secrets."""

@@ -7,18 +7,19 @@ run no other program on the head's machine. `docs/pools.md` has the JSON of each
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
 import stat
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.device import Device
-from phalanx.core.fleet.node_pool import ListedMachine, NodeOffer, NodeTemplate
+from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine, NodeOffer, NodeTemplate
 from phalanx.core.fleet.virtual_devices import VirtualDevices, parse_virtual_devices
 from phalanx.core.ids import NodeId
 from phalanx.core.units import parse_duration_s, parse_memory_bytes
@@ -26,6 +27,7 @@ from phalanx.planner.facts.gpus import find_gpu
 from phalanx.ports.engine import EngineContext
 from phalanx.ports.provider import (
     CallUnanswered,
+    CloudRights,
     LostNode,
     NodeOrder,
     NodeProvider,
@@ -43,6 +45,7 @@ DEVICES_MAX: Final = 256  # of one node
 CPUS: Final = 8  # of a node, unless the pool has the setting `cpus`
 MEMORY_BYTES: Final = 32 << 30  # likewise `memory`
 _OWN_SETTINGS: Final = frozenset({"script", "deadline", "cpus", "memory"})  # all others are the script's
+_log = logging.getLogger("phalanx.providers")
 _SCRIPT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _TEMPLATE: Final = re.compile(r"(?:1x)?(.+)")
 
@@ -59,10 +62,11 @@ class CommandProviderType(ProviderType):
 
 @dataclass(slots=True, kw_only=True)
 class CommandProvider:
-    """The provider of one head. The script has the list of machines; this has no state of its own."""
+    """The provider of one head. The script has the list of machines; this only knows the orders that it has seen, for a stop of the head."""
 
     head: EngineContext
     folder: str
+    _seen: dict[str, NodeOrder] = field(default_factory=dict)
 
     def offer(self, terms: PoolTerms) -> NodeTemplate:
         """Return what a node of a template such as `1xh100:8` has; one offer for each zone.
@@ -96,7 +100,8 @@ class CommandProvider:
         )
 
     def open(self, orders: Sequence[NodeOrder]) -> None:
-        """Do nothing: the head's sweeper compares the list with the records."""
+        """Remember the orders; the head's sweeper compares the list with the records."""
+        self._seen = {order.token: order for order in orders}
 
     def start(self, order: NodeOrder) -> StartedMachine:
         """Ask the script to start the machine of the order.
@@ -106,6 +111,7 @@ class CommandProvider:
             OSError: it has `failed`.
             CallUnanswered: it failed in another way, or gave no such answer in time.
         """
+        self._seen[order.token] = order
         join = None if self.head.machine_join is None else self.head.machine_join(order.node_id, order.token)
         answer = self._call(
             "start", order.settings, {**self._order(order), "join": None if join is None else asdict(join)}
@@ -119,7 +125,7 @@ class CommandProvider:
             raise CallUnanswered(f'start: the answer has no "machine": {json.dumps(answer)[:200]}')
         return StartedMachine(machine=machine, since_s=_seconds(answer, "since_s"))
 
-    def stop(self, order: NodeOrder) -> float | None:
+    def stop(self, order: NodeOrder) -> Sequence[ChargedMachine]:
         """Ask the script to stop the machines of the order.
 
         Raises:
@@ -128,7 +134,13 @@ class CommandProvider:
         answer = self._call("stop", order.settings, {**self._order(order), "machine": order.machine})
         if "failed" in answer:
             raise OSError(str(answer["failed"]))
-        return _seconds(answer, "until_s") or None
+        if not order.machine:
+            self._seen.pop(order.token, None)
+        machine = order.machine or order.known_machine
+        until_s = _seconds(answer, "until_s")
+        return (
+            [ChargedMachine(machine=machine, since_s=_seconds(answer, "since_s"), until_s=until_s)] if machine else []
+        )
 
     def observe(self) -> Sequence[LostNode]:
         """Return nothing: the head's sweeper finds machines that ended."""
@@ -159,8 +171,22 @@ class CommandProvider:
                 f'list: "machines" is not a list of objects with machine, node and token: {error!r}'
             ) from error
 
+    def check(self, settings: Mapping[str, str]) -> CloudRights:
+        """Refuse: there is nothing to check.
+
+        Raises:
+            BadRequest: always.
+        """
+        del settings
+        raise BadRequest(f"provider {NAME} has no credentials to check")
+
     def close(self, *, keep_nodes: bool) -> None:
-        """Do nothing: machines run on, and their orders stay."""
+        """Unless `keep_nodes`, stop the machines; their orders stay."""
+        for order in [] if keep_nodes else list(self._seen.values()):
+            try:
+                self.stop(order)
+            except OSError as error:
+                _log.error("the machine of %s may run on: %s", order.node_id, error)
 
     @property
     def _owner(self) -> str:

@@ -16,7 +16,7 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.device import Device
-from phalanx.core.fleet.node_pool import ListedMachine, NodeTemplate
+from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine, NodeTemplate
 from phalanx.core.fleet.virtual_devices import MODEL_PREFIX, VirtualDevices, parse_virtual_devices
 from phalanx.core.ids import NodeId
 from phalanx.durable_files import make_directory, remove_file
@@ -26,7 +26,15 @@ from phalanx.node.files.rmtree import remove_tree
 from phalanx.node.probes.devices import node_facts
 from phalanx.planner.facts.gpus import find_gpu
 from phalanx.ports.engine import EngineContext, LocalNode
-from phalanx.ports.provider import LostNode, NodeOrder, NodeProvider, PoolTerms, ProviderType, StartedMachine
+from phalanx.ports.provider import (
+    CloudRights,
+    LostNode,
+    NodeOrder,
+    NodeProvider,
+    PoolTerms,
+    ProviderType,
+    StartedMachine,
+)
 
 NAME: Final = "virtual"
 DEVICES_MAX: Final = 256  # of one node
@@ -127,14 +135,14 @@ class VirtualProvider:
         self.engine.start(order.node_id)
         return None
 
-    def stop(self, order: NodeOrder) -> float | None:
+    def stop(self, order: NodeOrder) -> Sequence[ChargedMachine]:
         """Stop the node's supervisor and its processes, and remove its files; nothing if another order has the node now.
 
         Raises:
             OSError: its files could not be removed.
         """
         if self._tokens.get(order.node_id) != order.token:
-            return None
+            return ()
         self.engine.stop(order.node_id)
         folder = os.path.join(self.home, "nodes", order.node_id)
         if os.path.isdir(folder):
@@ -142,7 +150,7 @@ class VirtualProvider:
         with contextlib.suppress(FileNotFoundError):
             remove_file("pools.order", os.path.join(self.home, f"{order.node_id}.order"))
         del self._tokens[order.node_id]
-        return None
+        return ()
 
     def observe(self) -> Sequence[LostNode]:
         """Return the nodes whose supervisors ended since the last call."""
@@ -157,6 +165,15 @@ class VirtualProvider:
         """Return nothing: the order files, which `open` compares with the records, are the list."""
         del settings
         return ()
+
+    def check(self, settings: Mapping[str, str]) -> CloudRights:
+        """Refuse: there is nothing to check.
+
+        Raises:
+            BadRequest: always.
+        """
+        del settings
+        raise BadRequest(f"provider {NAME} has no credentials to check")
 
     def close(self, *, keep_nodes: bool) -> None:
         """Stop watching; unless `keep_nodes`, stop the nodes, whose orders stay."""

@@ -114,6 +114,28 @@ class PoolBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     settings: dict[str, str] = {}
 
 
+class CloudCheckBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A provider, and the settings that decide which credentials it uses, as for a pool."""
+
+    provider: str
+    settings: dict[str, str] = {}
+
+
+class CloudRightView(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that the provider needs to do. `allowed`: None if it cannot be tried without doing it; `why`: what the cloud said."""
+
+    right: str
+    allowed: bool | None = None
+    why: str = ""
+
+
+class CloudChecked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the credentials of the head may do. `policy`: the least that is to be granted, in the cloud's own language."""
+
+    rights: list[CloudRightView]
+    policy: str = ""
+
+
 class PoolRemoved(msgspec.Struct, frozen=True, kw_only=True):
     """A pool releases its nodes and ends. `impossible`: the waiting jobs that can never start without it, at most 100."""
 

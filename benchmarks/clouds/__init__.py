@@ -1,0 +1,1 @@
+"""Node pools on clouds under faults: see `python -m benchmarks.clouds --help`."""

@@ -1,0 +1,360 @@
+"""Starts and stops instances of Amazon EC2, each by one call with an idempotency token; `docs/aws.md` has the settings.
+
+Instances have the tags `phalanx-owner`, `-pool`, `-node`, `-token`, `-offer` and `-silence`. The list of what exists is that of the owner's tag.
+"""
+
+from __future__ import annotations
+
+import calendar
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine, NodeTemplate
+from phalanx.core.ids import NodeId
+from phalanx.planner.facts.gpus import find_gpu
+from phalanx.planner.facts.instances import read_instances
+from phalanx.planner.facts.prices import read_prices
+from phalanx.ports.engine import EngineContext
+from phalanx.ports.provider import (
+    CallUnanswered,
+    CloudRights,
+    LostNode,
+    NodeOrder,
+    NodeProvider,
+    OfferRefused,
+    PoolTerms,
+    ProviderType,
+    StartedMachine,
+)
+from phalanx.providers.aws import ec2
+from phalanx.providers.aws.pool_terms import (
+    SPOT,
+    AccountTerms,
+    InstanceTerms,
+    full_zones,
+    make_offers,
+    parse_account,
+    parse_offer,
+    parse_terms,
+    parse_types,
+    reservation_of,
+)
+from phalanx.providers.aws.rights import check_rights, least_policy
+from phalanx.providers.aws.user_data import user_data
+
+NAME: Final = "aws"
+_DRY_RUN: Final = "dry-run"
+_ENDED: Final = frozenset({"shutting-down", "terminated"})
+_STATES: Final = ["pending", "running", "stopping", "stopped", "shutting-down", "terminated"]
+_ENDED_AT: Final = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+_log = logging.getLogger("phalanx.providers")
+
+
+class AwsProviderType(ProviderType):
+    """See the module."""
+
+    name = NAME
+
+    def create(self, head: EngineContext) -> NodeProvider:
+        """Create the provider; nothing is called before a pool asks for it."""
+        return AwsProvider(head=head)
+
+
+@dataclass(slots=True, kw_only=True)
+class AwsProvider:
+    """The provider of one head. EC2 has the list of machines; this only knows the orders that it has seen, for a stop of the head."""
+
+    head: EngineContext
+    _seen: dict[str, NodeOrder] = field(default_factory=dict)
+
+    def offer(self, terms: PoolTerms) -> NodeTemplate:
+        """Ask EC2 for the types and zones, and whether the first offer could be started; nothing is started.
+
+        Raises:
+            BadRequest: a setting, type or zone is not valid; the credentials may not start or list instances; or the head listens only on
+                loopback.
+        """
+        if self.head.machine_join is None:
+            raise BadRequest(
+                "instances join by the network, but the head listens only on loopback",
+                hint="phalanx up --listen ADDRESS",
+            )
+        wanted, types = parse_terms(terms.settings), parse_types(terms.template)
+        account = wanted.account
+        try:
+            zones = self._zones(wanted, full_zones(terms.zones, account.region))
+            kinds = ec2.pages(account, "describe_instance_types", "InstanceTypes", InstanceTypes=list(types))
+            self.machines(terms.settings)
+            devices, cpus, memory_bytes = _shape(kinds, wanted)
+            offers = make_offers(wanted, types, zones, terms.price_per_h, (read_instances(), read_prices()))
+            order = NodeOrder(
+                node_id=NodeId(_DRY_RUN),
+                token=_DRY_RUN,
+                template=terms.template,
+                offer=offers[0].text,
+                settings=terms.settings,
+            )
+            self._dry_run(account, self._request(order, wanted))
+        except OSError as error:
+            raise BadRequest(f"AWS refuses: {error}", hint="phalanx clouds check aws") from error
+        return NodeTemplate(
+            text=",".join(types), devices=devices, cpus=cpus, memory_bytes=memory_bytes, offers=offers, listed=True
+        )
+
+    def open(self, orders: Sequence[NodeOrder]) -> None:
+        """Remember the orders; the head's sweeper compares the list with the records."""
+        self._seen = {order.token: order for order in orders}
+
+    def start(self, order: NodeOrder) -> StartedMachine:
+        """Start the instance of the order by its offer.
+
+        Raises:
+            OfferRefused: no capacity or quota there.
+            CallUnanswered: no answer, or a throttled call.
+            OSError: EC2 refuses the call, or the instance has ended already.
+        """
+        self._seen[order.token] = order
+        terms = parse_terms(order.settings)
+        request = self._request(order, terms)
+        try:
+            found = ec2.call(terms.account, "run_instances", **request)["Instances"]
+        except ec2.Ec2Error as error:
+            if error.code != "IdempotentParameterMismatch":
+                raise
+            # EC2 has an instance for this token, from a call with other words, such as an earlier address of the head.
+            found = _instances(terms.account, {"client-token": [request["ClientToken"]]})
+            if not found:
+                raise CallUnanswered("EC2 knows the idempotency token, but does not list its instance yet") from error
+        instance = found[0]
+        if instance["State"]["Name"] in _ENDED:
+            raise OSError(f"instance {instance['InstanceId']} has ended: {instance.get('StateTransitionReason', '')}")
+        return StartedMachine(machine=instance["InstanceId"], since_s=instance["LaunchTime"].timestamp())
+
+    def stop(self, order: NodeOrder) -> Sequence[ChargedMachine]:
+        """Terminate the instances of the order.
+
+        Raises:
+            OSError: EC2 did not confirm that.
+        """
+        account = parse_account(order.settings)
+        if order.machine:
+            return self._terminate(account, [order.machine])
+        tags = {"tag:phalanx-owner": [self._owner], "tag:phalanx-token": [order.token]}
+        found = {one["InstanceId"] for one in _instances(account, tags)}
+        found |= {order.known_machine} - {""}  # a list may lag behind
+        stopped = self._terminate(account, sorted(found)) if found else []
+        self._seen.pop(order.token, None)
+        return stopped
+
+    def observe(self) -> Sequence[LostNode]:
+        """Return nothing: the head's sweeper finds instances that ended."""
+        return ()
+
+    def machines(self, settings: Mapping[str, str]) -> Sequence[ListedMachine]:
+        """Return the instances with the owner's tag in the region.
+
+        Raises:
+            OSError: the list is not complete.
+        """
+        found = []
+        for one in _instances(parse_account(settings), {"tag:phalanx-owner": [self._owner]}):
+            tags = {tag["Key"]: tag["Value"] for tag in one.get("Tags", [])}
+            found.append(
+                ListedMachine(
+                    machine=one["InstanceId"],
+                    node_id=NodeId(tags.get("phalanx-node", "")),
+                    token=tags.get("phalanx-token", ""),
+                    offer=tags.get("phalanx-offer", ""),
+                    ended=one["State"]["Name"] in _ENDED,
+                )
+            )
+        return found
+
+    def check(self, settings: Mapping[str, str]) -> CloudRights:
+        """Try every call that the provider makes as a dry run.
+
+        Raises:
+            BadRequest: there are no credentials, or EC2 does not accept them.
+        """
+        account = parse_account(settings)
+        policy = least_policy(self._owner, passes_role=bool(settings.get("instance-profile")))
+        return CloudRights(rights=check_rights(account, settings.get("image", "")), policy=policy)
+
+    def close(self, *, keep_nodes: bool) -> None:
+        """Unless `keep_nodes`, terminate the instances; their orders stay."""
+        for order in [] if keep_nodes else list(self._seen.values()):
+            try:
+                self.stop(order)
+            except OSError as error:
+                _log.error("the instance of %s runs until it ends itself: %s", order.node_id, error)
+
+    @property
+    def _owner(self) -> str:
+        return self.head.derive_id("provider owner")[:16]
+
+    def _request(self, order: NodeOrder, terms: InstanceTerms) -> dict[str, Any]:
+        """Return the arguments of `run_instances`: the same for the same order and offer."""
+        zone, kind, market = parse_offer(order.offer)
+        join = None if self.head.machine_join is None else self.head.machine_join(order.node_id, order.token)
+        tags = {
+            "Name": order.node_id,
+            "phalanx-owner": self._owner,
+            "phalanx-pool": order.pool,
+            "phalanx-node": order.node_id,
+            "phalanx-token": order.token,
+            "phalanx-offer": order.offer,
+            "phalanx-silence": f"{terms.silence_s:g}",
+        }
+        listed = [{"Key": key, "Value": value} for key, value in tags.items() if value]
+        request: dict[str, Any] = {
+            "MinCount": 1,
+            "MaxCount": 1,
+            "ClientToken": hashlib.sha256(f"{order.token} {order.offer}".encode()).hexdigest(),
+            "ImageId": terms.image,
+            "InstanceType": kind,
+            "Placement": {"AvailabilityZone": zone},
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            "MetadataOptions": {"HttpTokens": "required"},
+            "TagSpecifications": [{"ResourceType": what, "Tags": listed} for what in ("instance", "volume")],
+        }
+        if join is not None:
+            request["UserData"] = user_data(terms, order.node_id, join)  # botocore encodes it
+        if terms.placement_group:
+            request["Placement"]["GroupName"] = terms.placement_group
+        if terms.instance_profile:
+            key = "Arn" if terms.instance_profile.startswith("arn:") else "Name"
+            request["IamInstanceProfile"] = {key: terms.instance_profile}
+        if reservation := reservation_of(market):
+            target = {"CapacityReservationTarget": {"CapacityReservationId": reservation}}
+            request["CapacityReservationSpecification"] = target
+        if market.startswith("block:"):
+            request["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+        if market == SPOT:
+            once = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+            request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": once}
+        return request | self._network(terms, zone)
+
+    def _network(self, terms: InstanceTerms, zone: str) -> dict[str, Any]:
+        subnet = self._subnets(terms).get(zone, "") if terms.subnets else ""
+        groups = list(terms.security_groups)
+        if not terms.efa_interfaces:
+            return ({"SubnetId": subnet} if subnet else {}) | ({"SecurityGroupIds": groups} if groups else {})
+        # The first interface has an address; the further ones, on cards of their own, carry EFA only.
+        base = ({"SubnetId": subnet} if subnet else {}) | ({"Groups": groups} if groups else {})
+        return {
+            "NetworkInterfaces": [
+                {
+                    **base,
+                    "DeviceIndex": 0 if card == 0 else 1,
+                    "NetworkCardIndex": card,
+                    "InterfaceType": "efa" if card == 0 else "efa-only",
+                    "DeleteOnTermination": True,
+                }
+                for card in range(terms.efa_interfaces)
+            ]
+        }
+
+    def _subnets(self, terms: InstanceTerms) -> dict[str, str]:
+        """Return the subnet of each zone."""
+        found = ec2.call(terms.account, "describe_subnets", SubnetIds=list(terms.subnets))["Subnets"]
+        return {one["AvailabilityZone"]: one["SubnetId"] for one in found}
+
+    def _zones(self, terms: InstanceTerms, zones: Sequence[str]) -> tuple[str, ...]:
+        """Return the zones of the pool: those named, else those of its subnets, else all of the region.
+
+        Raises:
+            BadRequest: the region has no such zone, or no subnet is in one.
+        """
+        found = ec2.call(terms.account, "describe_availability_zones")["AvailabilityZones"]
+        names = tuple(sorted(one["ZoneName"] for one in found))
+        if unknown := [zone for zone in zones if zone not in names]:
+            raise BadRequest(
+                f"region {terms.account.region} has no zone {unknown[0]}", hint=f"zones: {', '.join(names)}"
+            )
+        if not terms.subnets:
+            return tuple(zones) or names
+        subnets = self._subnets(terms)
+        if bare := [zone for zone in zones if zone not in subnets]:
+            raise BadRequest(f"none of the subnets is in zone {bare[0]}")
+        return tuple(zones) or tuple(subnets)
+
+    def _dry_run(self, account: AccountTerms, request: Mapping[str, Any]) -> None:
+        """Ask whether the credentials may start such an instance.
+
+        Raises:
+            OSError: they may not, or the request is not valid.
+        """
+        try:
+            ec2.call(account, "run_instances", **request, DryRun=True)
+        except ec2.Ec2Error as error:
+            if error.code != "DryRunOperation":
+                raise
+        except OfferRefused:
+            pass  # they may; there is no room now
+
+    def _terminate(self, account: AccountTerms, machines: list[str]) -> list[ChargedMachine]:
+        """Terminate instances, and return what they are charged for; without those that EC2 does not know."""
+        try:
+            ec2.call(account, "terminate_instances", InstanceIds=machines)
+        except ec2.Ec2Error as error:
+            if error.code != "InvalidInstanceID.NotFound":
+                raise
+            # EC2 forgets an instance an hour after its end.
+            return [] if len(machines) == 1 else [done for one in machines for done in self._terminate(account, [one])]
+        return [
+            ChargedMachine(machine=one["InstanceId"], since_s=one["LaunchTime"].timestamp(), until_s=_ended_s(one))
+            for one in _instances(account, {"instance-id": machines})
+        ]
+
+
+def _instances(account: AccountTerms, filters: Mapping[str, list[str]]) -> list[dict[str, Any]]:
+    listed = [{"Name": name, "Values": values} for name, values in filters.items()]
+    listed.append({"Name": "instance-state-name", "Values": _STATES})
+    found = ec2.pages(account, "describe_instances", "Reservations", Filters=listed)
+    return [instance for reservation in found for instance in reservation["Instances"]]
+
+
+def _ended_s(instance: Mapping[str, Any]) -> float:
+    """When the instance stopped to be charged, by EC2's words; now if they have no time."""
+    match = _ENDED_AT.search(instance.get("StateTransitionReason", ""))
+    return time.time() if match is None else float(calendar.timegm(time.strptime(match[1], "%Y-%m-%d %H:%M:%S")))
+
+
+def _shape(kinds: Iterable[Mapping[str, Any]], terms: InstanceTerms) -> tuple[tuple[Device, ...], int, int]:
+    """Return the devices, CPUs and bytes of memory that an instance of each type has.
+
+    Raises:
+        BadRequest: types have different GPUs.
+    """
+    known = {one.name: one for one in read_instances() if one.cloud == "AWS"}
+    shapes = {}
+    for kind in kinds:
+        name = kind["InstanceType"]
+        if terms.virtual:
+            gpu, count = ("virtual", 0), terms.virtual
+        elif name in known:
+            entry = find_gpu(known[name].gpu).gpu
+            gpu, count = (entry.name, entry.memory_bytes), known[name].gpus
+        else:
+            gpus = kind.get("GpuInfo", {}).get("Gpus", [])
+            gpu = (gpus[0]["Name"].lower(), gpus[0]["MemoryInfo"]["SizeInMiB"] << 20) if gpus else ("", 0)
+            count = sum(one["Count"] for one in gpus)
+        shapes[name] = (gpu, count, kind["VCpuInfo"]["DefaultVCpus"], kind["MemoryInfo"]["SizeInMiB"] << 20)
+    if len({shape[:2] for shape in shapes.values()}) != 1:
+        parts = ", ".join(
+            f"{name} has {shape[1]} x {shape[0][0] or 'no GPU'}" for name, shape in sorted(shapes.items())
+        )
+        raise BadRequest(f"the types of a pool have the same GPUs, but {parts}", hint="add a pool for each")
+    (model, device_bytes), count, _, _ = next(iter(shapes.values()))
+    devices = tuple(
+        Device(index=index, uuid="", model=model, memory_bytes=device_bytes, virtual=bool(terms.virtual))
+        for index in range(count)
+    )
+    return devices, min(shape[2] for shape in shapes.values()), min(shape[3] for shape in shapes.values())
