@@ -121,6 +121,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/dashboard/",
     "tests/contract/test_programs_browser.py",
     "tests/contract/test_provider_browser.py",
+    "tests/e2e/test_clouds_campaign.py",
     "tests/e2e/test_upgrade.py",
     "tests/contract/test_engine_contract.py::test_a_preempted_training_saves_and_resumes_where_it_was",
     "tests/contract/test_engine_contract.py::test_a_training_whose_node_dies_goes_on_elsewhere_from_its_checkpoint",
@@ -274,6 +275,12 @@ SHARDS: tuple[Shard, ...] = (
             "tests/simulation/test_late",
             "tests/simulation/test_waited",
         ),
+    ),
+    Shard(
+        title="clouds: creates under faults",
+        tests=("tests/e2e/test_clouds_campaign.py",),
+        sources=("providers/aws", "controller", "core/fleet"),
+        needs=("s3-tools",),
     ),
     Shard(
         title="money: the invoice of a simulated month",

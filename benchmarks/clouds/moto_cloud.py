@@ -103,9 +103,12 @@ def patch(cloud: Cloud) -> None:
             return made
 
     def terminated(self: Any, *words: Any, **more: Any) -> Any:
-        found = terminate(self, *words, **more)
         with cloud.lock:
             known = cloud.machines.get(self.id)
+            if known is not None and known["until_s"] is not None:
+                return self._state  # a second call changes nothing, also not the time of the end
+        found = terminate(self, *words, **more)
+        with cloud.lock:
             if known is not None and known["until_s"] is None:
                 known["until_s"] = time.time()
             process = cloud.processes.pop(self.id, None)

@@ -26,6 +26,7 @@ EXTRAS = {
     "ray": "engines/ray",
     "psycopg": "store",
     "authlib": "providers/identity",
+    "botocore": "providers/aws",
     "joserfc": "providers/identity",
     "opentelemetry": "providers/tracing",
     "submitit": "submitit",
@@ -406,6 +407,7 @@ def test_every_dependency_is_pinned():
 
 def test_extras_are_the_promised_ones():
     promised = {
+        "aws",
         "torch",
         "ray",
         "slurm",

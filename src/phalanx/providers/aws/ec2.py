@@ -64,7 +64,7 @@ def open_client(account: AccountTerms) -> Any:
         import botocore.exceptions
         import botocore.session
     except ImportError as error:
-        raise BadRequest("the provider aws needs botocore", hint="pip install 'phalanx[aws]'") from error
+        raise BadRequest("the provider aws needs botocore", hint="pip install botocore") from error
     session = botocore.session.Session(profile=account.profile or None)
     try:
         sources = session.get_component("credential_provider")
