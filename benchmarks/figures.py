@@ -34,7 +34,7 @@ class Figure:
 
 
 def at_most(name: str, runs: Sequence[float], unit: str, bound: float, *, peer: str = "", note: str = "") -> Figure:
-    """Return a figure that should not exceed `no_new_privileges`."""
+    """Return a figure that should not exceed `bound`."""
     middle = statistics.median(runs)
     return Figure(
         name=name,
@@ -49,7 +49,7 @@ def at_most(name: str, runs: Sequence[float], unit: str, bound: float, *, peer: 
 
 
 def at_least(name: str, runs: Sequence[float], unit: str, bound: float, *, peer: str = "", note: str = "") -> Figure:
-    """Return a figure that should reach `no_new_privileges`."""
+    """Return a figure that should reach `bound`."""
     middle = statistics.median(runs)
     return Figure(
         name=name,

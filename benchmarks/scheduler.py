@@ -2,7 +2,8 @@
 
 python -m benchmarks.scheduler [--json] [--runs N] [--only pass,shared,place,decision,fifo,default,replay]
 
-Each part runs in its own process. ranges/scheduler.json has the bounds and their origin.
+Each part runs in its own process. ranges/scheduler.json has the bounds and their origin. Each figure is also given in yardsticks
+(`benchmarks.yardstick`, measured before and after the part): times divided by it, rates multiplied.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from benchmarks.figures import (
     print_report,
 )
 from benchmarks.replays import replay_s
+from benchmarks.yardstick import yardstick_s
 from phalanx.controller.driver import tune_gc
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
@@ -60,6 +62,7 @@ SHARES: Final = (
     250,
     500,
 )  # thousandths; they fill a device, as whole jobs do, so that quotas are used up in both worlds
+SECONDS: Final = {"s": 1.0, "ms": 0.001, "/s": 1.0}  # of a unit; ratios have no yardstick
 RANGES: Final = Path(__file__).parent / "ranges" / "scheduler.json"
 NODES, PENDING, QUEUES = 12_500, 50_000, 200
 GPUS_PER_NODE = 8
@@ -96,7 +99,14 @@ def main(argv: list[str] | None = None) -> None:
     wanted = [part for part in PARTS if part in (only or DEFAULT_PARTS)]
     if not wanted:
         parser.error(f"--only {given.only}: unknown figure; known are {', '.join(PARTS)} and replay")
-    print_figures({part: measure_in_child(part, runs) for part in wanted}, as_json=given.json)
+    parts = {}
+    before_s = yardstick_s()
+    for part in wanted:
+        measured = measure_in_child(part, runs)
+        after_s = yardstick_s()
+        parts[part] = replace(measured, yardstick_s=(before_s + after_s) / 2)
+        before_s = after_s
+    print_figures(parts, as_json=given.json)
 
 
 # ---- parts, each in a process of its own ------------------------------------------------------------------------------------
@@ -104,11 +114,12 @@ def main(argv: list[str] | None = None) -> None:
 
 @dataclass(frozen=True)
 class PartResult:
-    """The result of one part of the benchmark: runs by figure, further facts, and the peak memory of its process."""
+    """The result of one part of the benchmark: runs by figure, further facts, the peak memory of its process, and the yardstick's seconds there."""
 
     runs: dict[str, list[float]]
     facts: dict[str, object]
     peak_mib: float
+    yardstick_s: float = 0.0
 
 
 def measure_part(part: str, repeat: int) -> PartResult:
@@ -185,6 +196,13 @@ def print_figures(parts: dict[str, PartResult], *, as_json: bool) -> None:
                 )
             )
     facts = {name: value for each in parts.values() for name, value in each.facts.items()}
+    facts["yardstick_s"] = round(statistics.median(each.yardstick_s for each in parts.values()), 3)
+    facts |= {
+        f"{name}_per_yardstick": in_yardsticks(runs, ranges[name]["unit"], each.yardstick_s)
+        for each in parts.values()
+        for name, runs in each.runs.items()
+        if each.yardstick_s and ranges[name]["unit"] in SECONDS
+    }
     if not as_json:
         print_report(
             "scheduler" + "".join(f"; {name} {value}" for name, value in facts.items()), figures, as_json=False
@@ -192,6 +210,12 @@ def print_figures(parts: dict[str, PartResult], *, as_json: bool) -> None:
         return
     flat: dict[str, object] = {figure.name: float(f"{figure.value:.5g}") for figure in figures}
     print(json.dumps({**flat, **facts, "missed": [figure.name for figure in figures if figure.met is False]}))
+
+
+def in_yardsticks(runs: list[float], unit: str, yardstick_s: float) -> float:
+    """Return the median of times as a multiple of the yardstick, and of rates as a number in its time."""
+    middle = statistics.median(runs)
+    return float(f"{middle * yardstick_s if unit == '/s' else middle * SECONDS[unit] / yardstick_s:.4g}")
 
 
 def figure_with_range(name: str, runs: list[float], ranges: dict[str, dict[str, Any]]) -> Figure:

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import scheduler
 from benchmarks.replays import GPUS_PER_NODE, LOAD, NODES, synthetic_trace
 from benchmarks.scheduler import PartResult, measure_in_child, print_figures
+from benchmarks.yardstick import turn
 
 KEYS = [
     "pass_50k_ms",
@@ -19,8 +20,8 @@ KEYS = [
 
 PARTS = {
     "pass": PartResult(runs={"pass_50k_ms": [100.0, 900.0, 110.0]}, facts={}, peak_mib=300.0),
-    "place": PartResult(runs={"placements_per_s": [30_000.0]}, facts={}, peak_mib=50.0),
-    "decision": PartResult(runs={"decision_1213_ms": [7.0]}, facts={}, peak_mib=40.0),
+    "place": PartResult(runs={"placements_per_s": [30_000.0]}, facts={}, peak_mib=50.0, yardstick_s=3.0),
+    "decision": PartResult(runs={"decision_1213_ms": [7.0]}, facts={}, peak_mib=40.0, yardstick_s=2.0),
     "fifo": PartResult(runs={"replay_fifo_s": [9.0]}, facts={"replay_trace": "drawn"}, peak_mib=90.0),
     "default": PartResult(runs={"replay_default_s": [91.0]}, facts={"replay_trace": "drawn"}, peak_mib=95.0),
 }
@@ -31,7 +32,13 @@ def test_json_is_flat_has_the_keys_of_the_issue_and_names_what_is_missed(capsys)
     told = json.loads(capsys.readouterr().out)
     assert [told[key] for key in KEYS] == [110.0, 30_000.0, 7.0, 9.0, 91.0, 300.0]
     assert (told["peak_pass_mib"], told["peak_replay_mib"], told["replay_trace"]) == (300.0, 95.0, "drawn")
+    assert (told["decision_1213_ms_per_yardstick"], told["placements_per_s_per_yardstick"]) == (0.0035, 90_000.0)
     assert told["missed"] == ["decision_1213_ms", "replay_default_s"]
+
+
+def test_yardstick_is_the_same_work_as_ever():
+    """Figures of different commits are compared by it."""
+    assert turn(100_000) == 0x7A23_DE50
 
 
 def test_table_says_met_or_not_beside_each_target(capsys):
