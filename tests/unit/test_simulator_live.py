@@ -17,15 +17,17 @@ from phalanx.simulator.cluster import ReplayCluster
 from phalanx.simulator.fleet import equal_nodes
 from phalanx.simulator.lifecycle_replay import _Replay, replay_lifecycle
 from phalanx.simulator.report import build_report
+from phalanx.simulator.results import ReplayEvent
 from phalanx.simulator.run_times import RunTimeKnowledge, run_times_for
 from phalanx.simulator.simulation import (
     SimulationSettings,
     check_settings,
     shuffle_ties,
+    simulate,
     simulate_lifecycle,
 )
 from phalanx.simulator.trace import Trace, TraceJob
-from tests.builders import job, queue
+from tests.builders import queue
 
 
 def jobs_of(*rows):
@@ -52,11 +54,12 @@ def exact(jobs):
     return lambda job: known[job.spec.name]
 
 
-@pytest.mark.parametrize("name", ["fifo", "skip", "backfill", "sjf", "las", "srtf"])
+@pytest.mark.parametrize("name", ["fifo", "skip", "backfill", "sjf", "las", "srtf", "fair", "makespan", "default"])
 def test_lifecycle_replay_ends_every_job_when_the_board_alone_says(name):
-    jobs, nodes = crowd(250), equal_nodes(4, 8)
+    jobs, nodes = crowd(80 if name == "makespan" else 250), equal_nodes(4, 8)
     bare = replay_board(jobs, nodes, policy_named(name))
     live = replay_lifecycle(jobs, nodes, PolicySettings(name=name, run_time_of=exact(jobs)))
+    assert [outcome.first_start_s for outcome in live.jobs] == [outcome.first_start_s for outcome in bare.jobs]
     assert [outcome.end_s for outcome in live.jobs] == [outcome.end_s for outcome in bare.jobs]
     assert [outcome.longest_wait_s for outcome in live.jobs] == [outcome.longest_wait_s for outcome in bare.jobs]
     assert (live.preemptions, live.moves, live.lost_gpu_s) == (bare.preemptions, bare.moves, bare.lost_gpu_s)
@@ -128,6 +131,26 @@ def test_same_trace_and_seed_give_the_same_replay_and_another_seed_another_order
     assert figures[0] == figures[1] != figures[2]
 
 
+def test_both_replays_say_the_same_events_and_leave_out_the_same_jobs():
+    trace = Trace(jobs=(*crowd(150), *jobs_of((7000, 10, 99))))
+    setting = SimulationSettings(skip_unplaceable=True)
+    said = []
+    for lifecycle in (False, True):
+        events: list[tuple[object, ...]] = []
+        parts = simulate(
+            trace,
+            equal_nodes(4, 8),
+            replace(setting, lifecycle=lifecycle),
+            on_event=lambda at_s, event, job, places, events=events: events.append((at_s, event, job.id, places)),
+        )
+        said.append((sorted(events, key=str), parts[0].unplaceable))
+    assert said[0] == said[1]
+    assert {event for _, event, _, _ in said[0][0]} == set(ReplayEvent)
+    assert len(said[0][1]) == 1
+    with pytest.raises(NeverFits, match="99 GPUs"):
+        simulate(trace, equal_nodes(4, 8), SimulationSettings())
+
+
 def test_limits_are_what_sjf_may_not_and_backfill_may_know():
     rows = jobs_of((0, 100, 8), (1, 50, 8), (2, 10, 8))
     trace = Trace(
@@ -150,7 +173,7 @@ def test_predictions_know_what_has_ended_before_and_nothing_else():
         for name, at, run_s, gpus, team in rows
     )
     known = run_times_for(jobs, RunTimeKnowledge.PREDICTED)
-    short, long = job("short"), job("long")
+    short, long = "short", "long"
     assert known.run_time_s(short) == float("inf")  # nothing has ended
     known.record_end(jobs[20])
     assert known.run_time_s(short) == 10.0  # the only end there is, though another team's
@@ -171,10 +194,9 @@ def test_prediction_never_passes_the_time_limit():
         TraceJob(id="b", submit_s=0.0, duration_s=1.0, gpus=1, limit_s=60.0),
     )
     known = run_times_for(jobs, RunTimeKnowledge.PREDICTED)
-    limited = job("b")
-    assert known.run_time_s(limited) == 60.0
+    assert known.run_time_s("b") == 60.0
     known.record_end(jobs[0])
-    assert known.run_time_s(limited) == 60.0
+    assert known.run_time_s("b") == 60.0
 
 
 @pytest.mark.parametrize("policy", ["backfill", "sjf", "fifo", "default"])

@@ -7,7 +7,7 @@ preemption and move. Events at one instant go into one step, ends before arrival
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,12 +27,17 @@ from phalanx.simulator.cluster import (
     ReplayCluster,
 )
 from phalanx.simulator.fleet import TraceNode
-from phalanx.simulator.results import ReplayedJob, ReplayResult
+from phalanx.simulator.results import (
+    PROGRESS_EVERY,
+    ReplayedJob,
+    ReplayEvent,
+    ReplayListener,
+    ReplayResult,
+)
 from phalanx.simulator.supervisors import GangEvent
 from phalanx.simulator.trace import TraceJob
 
 _FOREVER = float("inf")
-_PROGRESS_EVERY = 1024  # ends
 IDLE_MAX_S: Final = 86_400.0  # time without a running job or an arrival, beyond a budget period, after which waiting jobs will never start
 
 
@@ -68,6 +73,7 @@ def replay_lifecycle(
     skip_unplaceable: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
     on_end: Callable[[TraceJob], None] | None = None,
+    on_event: ReplayListener | None = None,
     queues: Sequence[Queue] = (),
 ) -> ReplayResult:
     """Replay `jobs` on `nodes`.
@@ -81,12 +87,14 @@ def replay_lifecycle(
         skip_unplaceable: skip jobs that can never start and list them in the result, instead of raising.
         on_progress: called with (ended, total) at intervals.
         on_end: called for each job that finishes, before other events of that instant.
+        on_event: called for each start, stop and end; a move is a stop and a start.
         queues: queues with quotas; a job's label names its queue, else it uses the default queue.
 
     Raises:
         NeverFits: a job can never start, or jobs wait on an idle fleet without further events.
     """
     replay = _Replay(jobs, nodes, policy, restart_cost_s, skip_never=skip_unplaceable, on_end=on_end, queues=queues)
+    replay.on_event = on_event
     replay.run(curve_step_s, on_progress)
     result = replay.result
     if result.unplaceable:
@@ -110,6 +118,7 @@ class _Replay:
     ) -> None:
         self.jobs = jobs
         self.on_end = on_end
+        self.on_event: ReplayListener | None = None
         self.skip_never = skip_never
         self.cost = restart_cost_s if callable(restart_cost_s) else (lambda _gpus: restart_cost_s)
         start_s = jobs[0].submit_s if jobs else 0.0
@@ -124,21 +133,13 @@ class _Replay:
         )
         self.submits = _submits(jobs, nodes, queues)
         if not skip_never:
-            self._check_feasible(start_s)
+            for job, error in judge_jobs(self.cluster, jobs, self.submits, start_s):
+                raise never_fits(job, error)
         self.states: dict[JobId, _JobProgress] = {}
         self.ends: list[tuple[float, int, JobId]] = []
         self.held = 0
         self.ended = 0
         self.result = ReplayResult(jobs=[ReplayedJob(job=job) for job in jobs], gpus=sum(node.gpus for node in nodes))
-
-    def _check_feasible(self, start_s: float) -> None:
-        """Judge each job before the replay, as the controller will during it; equal requests are judged once."""
-        controller = self.cluster.controller
-        checker = controller.feasibility.checker(controller.world, start_s)
-        for job, submit in zip(self.jobs, self.submits, strict=True):
-            outlook = checker.check(feasibility_request(submit.spec, submit.queue, submit.user))
-            if outlook.never:
-                raise _never_fits(job, outlook.error())
 
     def run(self, curve_step_s: float, on_progress: Callable[[int, int], None] | None) -> None:
         """Run until the last job has ended."""
@@ -166,7 +167,7 @@ class _Replay:
             wake_s = now_s + turned.due_in_s
             if curve_step_s:
                 self._record_curve(now_s, arrived, curve_step_s)
-            if on_progress is not None and self.ended - reported >= _PROGRESS_EVERY:
+            if on_progress is not None and self.ended - reported >= PROGRESS_EVERY:
                 reported = self.ended
                 on_progress(reported, total)
 
@@ -189,6 +190,8 @@ class _Replay:
             state.due_s = -1.0
             if self.on_end is not None:
                 self.on_end(state.outcome.job)
+            if self.on_event is not None:
+                self.on_event(now_s, ReplayEvent.END, state.outcome.job, ())
             inbox += self.cluster.supervisors.finish_job(job_id, now_s)
         return inbox
 
@@ -200,7 +203,7 @@ class _Replay:
                     self.result.unplaceable.append((job, answer.message))
                     self.ended += 1
                     continue
-                raise _never_fits(job, answer)
+                raise never_fits(job, answer)
             assert isinstance(answer, Job)
             self.states[answer.id] = _JobProgress(
                 outcome=self.result.jobs[number], left_s=self.jobs[number].duration_s, waits_from_s=now_s
@@ -229,6 +232,10 @@ class _Replay:
         self.held += outcome.job.gpus
         self.result.decisions += 1
         heapq.heappush(self.ends, (state.due_s, self.result.decisions, job_id))
+        if self.on_event is not None:
+            grants = self.cluster.supervisors.gangs[job_id].allocation.grants
+            places = tuple((str(grant.node_id), len(grant.devices)) for grant in grants)
+            self.on_event(now_s, ReplayEvent.START, outcome.job, places)
 
     def _stopped(self, state: _JobProgress, now_s: float) -> None:
         gpus = state.outcome.job.gpus
@@ -239,6 +246,8 @@ class _Replay:
         state.waits_from_s = now_s
         self.held -= gpus
         self.result.lost_gpu_s += cost_s * gpus
+        if self.on_event is not None:
+            self.on_event(now_s, ReplayEvent.STOP, state.outcome.job, ())
 
     def _rate(self, job_id: JobId, job: TraceJob) -> float:
         """Work per second of the job on the GPUs that it has."""
@@ -283,7 +292,29 @@ class _Replay:
             curve.append(point)
 
 
-def _never_fits(job: TraceJob, error: PhalanxError) -> NeverFits:
+def judge_jobs(
+    cluster: ReplayCluster, jobs: Sequence[TraceJob], submits: Sequence[SubmitJob], start_s: float
+) -> Iterator[tuple[TraceJob, PhalanxError]]:
+    """Yield the jobs that can never start, with the reason, as the controller will judge them; equal requests are judged once."""
+    controller = cluster.controller
+    checker = controller.feasibility.checker(controller.world, start_s)
+    for job, submit in zip(jobs, submits, strict=True):
+        outlook = checker.check(feasibility_request(submit.spec, submit.queue, submit.user))
+        if outlook.never:
+            yield job, outlook.error()
+
+
+def find_unplaceable(jobs: Sequence[TraceJob], nodes: Sequence[TraceNode]) -> list[tuple[TraceJob, PhalanxError]]:
+    """Return the jobs that can never start on these nodes, with the reason."""
+    if not jobs:
+        return []
+    users, start_s = sorted({_user_of(job) for job in jobs}), jobs[0].submit_s
+    cluster = ReplayCluster(nodes, PolicySettings(name="fifo"), users=users, start_s=start_s)
+    return list(judge_jobs(cluster, jobs, _submits(jobs, nodes), start_s))
+
+
+def never_fits(job: TraceJob, error: PhalanxError) -> NeverFits:
+    """Return the error that names the job."""
     return NeverFits(
         f"job {job.id} (line {job.line}): {error.message}",
         hint=f"{error.hint or 'use a larger fleet'}; or skip such jobs with --skip-bad",

@@ -12,7 +12,7 @@ LARGE_GPUS = 8  # "large" as in published tables: at least a whole node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """Times in seconds. A job's wait is its completion time minus its run time, so it includes lost work."""
+    """Times in seconds. A job's wait is its completion time minus its run time, so it includes lost work. `stops_per_job`: preemptions and moves."""
 
     jobs: int
     avg_jct_s: float
@@ -27,6 +27,7 @@ class ReplayReport:
     utilization: float
     preemptions: int
     moves: int
+    stops_per_job: float
     lost_gpu_s: float
     wall_s: float
 
@@ -44,6 +45,7 @@ def build_report(replayed: Sequence[ReplayResult], *, wall_s: float) -> ReplayRe
     makespan_s = max(outcome.end_s for outcome in outcomes) - min(outcome.job.submit_s for outcome in outcomes)
     lost = sum(part.lost_gpu_s for part in replayed)
     used = sum(outcome.ran_s * outcome.job.gpus for outcome in outcomes) + lost
+    preemptions, moves = sum(part.preemptions for part in replayed), sum(part.moves for part in replayed)
     return ReplayReport(
         jobs=len(outcomes),
         avg_jct_s=sum(jcts) / len(jcts),
@@ -56,8 +58,9 @@ def build_report(replayed: Sequence[ReplayResult], *, wall_s: float) -> ReplayRe
         max_unbroken_wait_s=max(outcome.longest_wait_s for outcome in outcomes),
         makespan_s=makespan_s,
         utilization=used / (sum(part.gpus for part in replayed) * makespan_s) if makespan_s else 0.0,
-        preemptions=sum(part.preemptions for part in replayed),
-        moves=sum(part.moves for part in replayed),
+        preemptions=preemptions,
+        moves=moves,
+        stops_per_job=(preemptions + moves) / len(outcomes),
         lost_gpu_s=lost,
         wall_s=wall_s,
     )

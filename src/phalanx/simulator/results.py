@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from phalanx.simulator.trace import TraceJob
+
+PROGRESS_EVERY: Final = 1024  # ends between two reports of progress
+
+
+class ReplayEvent(enum.StrEnum):
+    """An event of a job in a replay."""
+
+    START = "start"
+    STOP = "stop"  # preempted, or moved: then a start follows at once
+    END = "end"
+
+
+ReplayListener = Callable[[float, ReplayEvent, TraceJob, tuple[tuple[str, int], ...]], None]
+"""Called with the time in seconds, the event, the job, and of a start the nodes with the number of GPUs on each."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ from typing import Final, Protocol
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import UserId
 from phalanx.core.scheduling.run_time_prediction import JobTraits, RunTimePredictor
-from phalanx.core.work.job import Job
 from phalanx.simulator.trace import TraceJob
 
 _UNKNOWN_S: Final = float("inf")  # no similar job has ended yet: assume the longest
@@ -30,8 +29,8 @@ class RunTimeKnowledge(enum.StrEnum):
 class RunTimeSource(Protocol):
     """The run times that one replay's policy uses."""
 
-    def run_time_s(self, job: Job) -> float:
-        """Return the run time of a job, called once at submit. The job's name is its id in the trace."""
+    def run_time_s(self, job_id: str) -> float:
+        """Return the run time of a job of the trace, called once at submit."""
 
     def record_end(self, job: TraceJob) -> None:
         """Record the end of a job; called in the order of virtual time."""
@@ -78,8 +77,8 @@ class _TraceDurations:
     def __init__(self, sizes_s: dict[str, float]) -> None:
         self.sizes_s = sizes_s
 
-    def run_time_s(self, job: Job) -> float:
-        return self.sizes_s[job.spec.name]
+    def run_time_s(self, job_id: str) -> float:
+        return self.sizes_s[job_id]
 
     def record_end(self, job: TraceJob) -> None:
         pass
@@ -92,8 +91,8 @@ class _ForecastDurations:
         self.jobs = {job.id: job for job in jobs}
         self.predictor = RunTimePredictor()
 
-    def run_time_s(self, job: Job) -> float:
-        own = self.jobs[job.spec.name]
+    def run_time_s(self, job_id: str) -> float:
+        own = self.jobs[job_id]
         median_s = self.predictor.predict(_traits(own), run_max_s=own.limit_s).p50_s
         return _UNKNOWN_S if median_s is None else median_s
 

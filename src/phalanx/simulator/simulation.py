@@ -1,7 +1,7 @@
 """Run a simulation from a trace, a fleet and a policy name. Called by the command line and the benchmarks.
 
-`simulate_lifecycle` uses the whole job lifecycle (`live`). `simulate` uses the policy's board alone (`replay_board`): the same decisions without
-records, for tuning and calibration.
+`simulate` uses the policy's board alone (`replay_board`) where it can: the same decisions without records. `simulate_lifecycle` uses the whole
+job lifecycle.
 """
 
 from __future__ import annotations
@@ -14,13 +14,19 @@ from phalanx.controller.policy_loading import find_policy
 from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue
 from phalanx.simulator.board_replay import replay_board
 from phalanx.simulator.fleet import TraceNode
-from phalanx.simulator.lifecycle_replay import replay_lifecycle
-from phalanx.simulator.results import ReplayResult
+from phalanx.simulator.lifecycle_replay import (
+    find_unplaceable,
+    never_fits,
+    replay_lifecycle,
+)
+from phalanx.simulator.results import ReplayListener, ReplayResult
 from phalanx.simulator.run_times import (
     RunTimeKnowledge,
+    RunTimeSource,
     check_limits,
     run_times_for,
 )
@@ -38,6 +44,7 @@ class SimulationSettings:
         curve_points: approximate number of curve points to record; 0 records none.
         skip_unplaceable: skip jobs that can never start.
         queues: queues with quotas; a job's virtual cluster names its queue, else it uses the default queue.
+        lifecycle: use the whole job lifecycle also where the board alone would do.
     """
 
     policy: str = "default"
@@ -48,6 +55,65 @@ class SimulationSettings:
     curve_points: int = 0
     skip_unplaceable: bool = False
     queues: tuple[Queue, ...] = ()
+    lifecycle: bool = False
+
+
+def simulate(
+    trace: Trace,
+    nodes: Sequence[TraceNode],
+    setting: SimulationSettings,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+    on_event: ReplayListener | None = None,
+) -> tuple[ReplayResult, ...]:
+    """Replay on the board alone where it can represent jobs and fleet, else through the lifecycle; return one replay, or one per virtual cluster.
+
+    Args:
+        trace: the jobs.
+        nodes: the fleet.
+        setting: policy and options.
+        on_progress: called with (ended, total) over all replays, at intervals.
+        on_event: called for each start, stop and end; a move is a stop and a start.
+
+    Raises:
+        BadRequest: unknown policy, contradictory settings, or a virtual cluster without nodes.
+        NeverFits: a job does not fit its empty pool.
+    """
+    if setting.lifecycle or not board_suffices(trace, nodes, setting):
+        return simulate_lifecycle(trace, nodes, setting, on_progress=on_progress, on_event=on_event)
+    make = check_settings(setting, trace)
+    uses_run_times = make().uses_run_times
+    trace = shuffle_ties(trace, setting.seed)
+    total, done = len(trace.jobs), 0
+    parts = []
+    for jobs, own in split_pools(trace, nodes, per_virtual_cluster=setting.per_virtual_cluster):
+        refused = find_unplaceable(jobs, own)
+        if refused and not setting.skip_unplaceable:
+            raise never_fits(*refused[0])
+        left_out = {id(job) for job, _ in refused}
+        placeable = [job for job in jobs if id(job) not in left_out] if refused else jobs
+        known = run_times_for(jobs, setting.run_times) if uses_run_times else None
+        part = replay_board(
+            placeable,
+            own,
+            make,
+            restart_cost_s=setting.restart_cost_s,
+            run_time_of=None if known is None else _of_trace(known),
+            curve_step_s=_curve_step_s(trace, setting),
+            on_progress=_shifted(on_progress, done, total),
+            on_end=None if known is None else known.record_end,
+            on_event=on_event,
+        )
+        part.unplaceable = [(job, error.message) for job, error in refused]
+        parts.append(part)
+        done += len(jobs)
+    return tuple(parts)
+
+
+def board_suffices(trace: Trace, nodes: Sequence[TraceNode], setting: SimulationSettings) -> bool:
+    """Whether the board of one pool of equal GPUs, without quotas, represents jobs and fleet."""
+    mixed = len({node.model for node in nodes}) > 1
+    return not mixed and not setting.queues and not any(job.run_time_by_model for job in trace.jobs)
 
 
 def simulate_lifecycle(
@@ -56,14 +122,9 @@ def simulate_lifecycle(
     setting: SimulationSettings,
     *,
     on_progress: Callable[[int, int], None] | None = None,
+    on_event: ReplayListener | None = None,
 ) -> tuple[ReplayResult, ...]:
-    """Replay through the lifecycle; return one replay, or one per virtual cluster.
-
-    Args:
-        trace: the jobs.
-        nodes: the fleet.
-        setting: policy and options.
-        on_progress: called with (ended, total) over all replays, at intervals.
+    """Replay through the lifecycle; return one replay, or one per virtual cluster. The arguments are those of `simulate`.
 
     Raises:
         BadRequest: unknown policy, contradictory settings, or a virtual cluster without nodes.
@@ -73,7 +134,6 @@ def simulate_lifecycle(
     uses_run_times = make().uses_run_times
     trace = shuffle_ties(trace, setting.seed)
     total, done = len(trace.jobs), 0
-    span_s = trace.jobs[-1].submit_s - trace.jobs[0].submit_s
     parts = []
     for jobs, own in split_pools(trace, nodes, per_virtual_cluster=setting.per_virtual_cluster):
         # One forecast per pool: the pools are replayed one after the other but share the same virtual time.
@@ -83,7 +143,7 @@ def simulate_lifecycle(
             name=setting.policy,
             make=make,
             restart_cost_s=setting.restart_cost_s,
-            run_time_of=None if known is None else known.run_time_s,
+            run_time_of=None if known is None else _of_record(known),
         )
         parts.append(
             replay_lifecycle(
@@ -92,9 +152,10 @@ def simulate_lifecycle(
                 policy,
                 restart_cost_s=setting.restart_cost_s,
                 skip_unplaceable=setting.skip_unplaceable,
-                curve_step_s=span_s / setting.curve_points if setting.curve_points else 0.0,
+                curve_step_s=_curve_step_s(trace, setting),
                 on_progress=_shifted(on_progress, done, total),
                 on_end=None if known is None else known.record_end,
+                on_event=on_event,
                 queues=setting.queues,
             )
         )
@@ -180,6 +241,19 @@ def check_settings(setting: SimulationSettings, trace: Trace) -> Callable[[], Po
     if make().uses_run_times and setting.run_times is RunTimeKnowledge.LIMIT:
         check_limits(trace.jobs)
     return make
+
+
+def _of_trace(known: RunTimeSource) -> Callable[[TraceJob], float]:
+    return lambda job: known.run_time_s(job.id)
+
+
+def _of_record(known: RunTimeSource) -> Callable[[Job], float]:
+    return lambda job: known.run_time_s(job.spec.name)
+
+
+def _curve_step_s(trace: Trace, setting: SimulationSettings) -> float:
+    span_s = trace.jobs[-1].submit_s - trace.jobs[0].submit_s
+    return span_s / setting.curve_points if setting.curve_points else 0.0
 
 
 def _shifted(

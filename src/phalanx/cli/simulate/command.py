@@ -93,6 +93,17 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
     is_flag=True,
     help="With --inflate: fill with each job of the trace once, shuffled, and then with drawn ones, as the FGD paper does.",
 )
+@click.option(
+    "--lifecycle",
+    is_flag=True,
+    help="Replay every transition of every job, as a head makes it; the same result, slower. It is the default where GPU models differ.",
+)
+@click.option(
+    "--events",
+    "events_path",
+    metavar="OUT.jsonl",
+    help="Write each start, stop and end: a JSON object on each line. A move is a stop and a start.",
+)
 @click.option("--skip-bad", is_flag=True, help="Skip invalid rows, and jobs that can never start.")
 @click.option("--limit-jobs", type=click.IntRange(min=1), metavar="N", help="Replay only the first N jobs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -104,7 +115,7 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
 )
 @click.option("--html", "html_path", metavar="OUT.html", help="Write the same charts as an HTML page.")
 def simulate(**options: Any) -> None:
-    """Replay a trace in virtual time with the production scheduler and job lifecycle.
+    """Replay a trace in virtual time with the production scheduler.
 
     \b
     phalanx simulate --trace jobs.csv --nodes 80 --gpus-per-node 8
@@ -140,10 +151,11 @@ def simulate(**options: Any) -> None:
     settings = [_setting(options, name, trace) for name in names]
     runs: list[Any] = []
     refused: list[Any] = []
-    for setting in settings:
-        run, left_out = _replayed(trace, nodes, setting, quiet=options["as_json"])
-        runs.append(run)
-        refused = refused or left_out
+    with _events_file(options["events_path"]) as events:
+        for setting in settings:
+            run, left_out = _replayed(trace, nodes, setting, events, quiet=options["as_json"])
+            runs.append(run)
+            refused = refused or left_out
     for job, why in refused[:_SHOWN_MAX]:
         warn(f"skipped job {job.id} (line {job.line}): {why}")
     if len(refused) > _SHOWN_MAX:
@@ -173,8 +185,9 @@ def _check_outputs(options: dict[str, Any]) -> None:
 
     if options["plot_path"]:
         picture_format(options["plot_path"], ("png", "svg", "pdf"))
-    if options["html_path"]:
-        check_writable("--html", options["html_path"])
+    for option, path in (("--html", options["html_path"]), ("--events", options["events_path"])):
+        if path:
+            check_writable(option, path)
 
 
 def load_trace(options: dict[str, Any]) -> Any:
@@ -266,22 +279,49 @@ def _setting(options: dict[str, Any], policy: str, trace: Any) -> Any:
         restart_cost_s=options["restart_cost"],
         seed=options["seed"],
         skip_unplaceable=options["skip_bad"],
+        lifecycle=options["lifecycle"],
         curve_points=_CURVE_POINTS if options["plot_path"] or options["html_path"] else 0,
     )
     check_settings(setting, trace)
     return setting
 
 
-def _replayed(trace: Any, nodes: Any, setting: Any, *, quiet: bool) -> tuple[Any, list[Any]]:
+@contextmanager
+def _events_file(path: str | None) -> Iterator[Callable[[str], Any] | None]:
+    """Yield what writes one line of the file of events; None without one."""
+    if path is None:
+        yield None
+        return
+    with open(path, "w", encoding="utf-8") as file:
+        yield file.write
+
+
+def _event_writer(policy: str, write: Callable[[str], Any]) -> Callable[..., None]:
+    """Return a listener of a replay that writes each event."""
+    import json
+
+    def listen(at_s: float, event: Any, job: Any, places: tuple[tuple[str, int], ...]) -> None:
+        line: dict[str, Any] = {"policy": policy, "at_s": at_s, "event": event.value, "job": job.id, "gpus": job.gpus}
+        if places:
+            line["nodes"] = dict(places)
+        write(json.dumps(line) + "\n")
+
+    return listen
+
+
+def _replayed(
+    trace: Any, nodes: Any, setting: Any, events: Callable[[str], Any] | None, *, quiet: bool
+) -> tuple[Any, list[Any]]:
     from phalanx.cli.simulate.chart_data import PolicyRun
     from phalanx.simulator.report import build_report
-    from phalanx.simulator.simulation import simulate_lifecycle
+    from phalanx.simulator.simulation import simulate as replay
 
     gc.collect()
     gc.freeze()  # the trace lives to the end: collecting it repeatedly only costs time
     with progress_bar(setting.policy, len(trace.jobs), quiet=quiet) as on_progress:
         started_s = time.perf_counter()
-        parts = simulate_lifecycle(trace, nodes, setting, on_progress=on_progress)
+        on_event = None if events is None else _event_writer(setting.policy, events)
+        parts = replay(trace, nodes, setting, on_progress=on_progress, on_event=on_event)
         wall_s = time.perf_counter() - started_s
     refused = [each for part in parts for each in part.unplaceable]
     if len(refused) == len(trace.jobs):

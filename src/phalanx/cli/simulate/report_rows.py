@@ -57,6 +57,7 @@ REPORT_ROWS: Final = (
     ),
     ReportRow("preemptions", lambda report: report.preemptions, _count),
     ReportRow("moves", lambda report: report.moves, _count),
+    ReportRow("preemptions and moves of a job", lambda report: report.stops_per_job, lambda value: f"{value:.2f}"),
     ReportRow("lost GPU-hours", lambda report: report.lost_gpu_s / 3600.0, lambda value: f"{value:,.1f}"),
     ReportRow("replay time", lambda report: report.wall_s, lambda value: f"{value:.1f} s", None),
 )

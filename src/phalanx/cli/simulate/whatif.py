@@ -218,7 +218,7 @@ def _per_hour(nodes: tuple[Any, ...], prices: dict[str, float]) -> float | None:
 def _replay(side: dict[str, Any], trace: Any, options: dict[str, Any]) -> None:
     from phalanx.cli.simulate.command import progress_bar
     from phalanx.simulator.report import build_report
-    from phalanx.simulator.simulation import SimulationSettings, simulate_lifecycle
+    from phalanx.simulator.simulation import SimulationSettings, simulate
 
     setting = SimulationSettings(
         policy=side["policy"], restart_cost_s=options["restart_cost"], skip_unplaceable=True, queues=side["queues"]
@@ -226,7 +226,7 @@ def _replay(side: dict[str, Any], trace: Any, options: dict[str, Any]) -> None:
     gc.collect()
     with progress_bar(side["name"], len(trace.jobs), quiet=options["as_json"]) as on_progress:
         started_s = time.perf_counter()
-        parts = simulate_lifecycle(trace, side["nodes"], setting, on_progress=on_progress)
+        parts = simulate(trace, side["nodes"], setting, on_progress=on_progress)
     refused = [each for part in parts for each in part.unplaceable]
     if len(refused) == len(trace.jobs):
         raise BadRequest(f"{side['name']} fleet: no job can ever start", hint=refused[0][1])
