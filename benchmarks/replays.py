@@ -1,4 +1,4 @@
-"""Replay a month of jobs through the whole lifecycle, for `benchmarks.scheduler`.
+"""Replay a month of jobs, for `benchmarks.scheduler`.
 
 Uses the public Philly trace if it exists next to the checkout or in `PHALANX_SHARED`; it is not part of the project. Otherwise a random trace
 of the same size and shape is generated. The output names the trace.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from phalanx.simulator.fleet import equal_nodes
-from phalanx.simulator.simulation import SimulationSettings, simulate_lifecycle
+from phalanx.simulator.simulation import SimulationSettings, simulate
 from phalanx.simulator.trace import Trace, TraceJob, read_trace
 
 NODES, GPUS_PER_NODE = 80, 8  # a loaded pool of 640 GPUs
@@ -37,14 +37,14 @@ MEDIAN_S, LOG_DEVIATION, LONGEST_S = 1278.0, 1.92, 2_750_674.0
 LABELS, LOAD = 11, 0.92
 
 
-def replay_s(policy: str) -> tuple[float, dict[str, object]]:
+def replay_s(policy: str, *, lifecycle: bool) -> tuple[float, dict[str, object]]:
     """Return the seconds of one replay, without reading the trace, and the name and size of the trace."""
     name, trace = trace_to_replay()
     nodes = equal_nodes(NODES, GPUS_PER_NODE)
     gc.collect()
     gc.freeze()  # as `phalanx simulate` does
     begun = time.perf_counter()
-    parts = simulate_lifecycle(trace, nodes, SimulationSettings(policy=policy))
+    parts = simulate(trace, nodes, SimulationSettings(policy=policy, lifecycle=lifecycle))
     seconds = time.perf_counter() - begun
     ended = sum(outcome.end_s >= 0.0 for part in parts for outcome in part.jobs)
     assert ended == len(trace.jobs), (ended, len(trace.jobs))

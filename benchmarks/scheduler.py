@@ -1,6 +1,6 @@
 """Benchmark of the pure scheduler, on one core without a daemon: scheduling passes on a large fleet, and replays.
 
-python -m benchmarks.scheduler [--json] [--runs N] [--only pass,shared,place,decision,fifo,default,replay]
+python -m benchmarks.scheduler [--json] [--runs N] [--only pass,shared,place,decision,fifo,default,board_fifo,board_default,replay]
 
 Each part runs in its own process. ranges/scheduler.json has the bounds and their origin. Each figure is also given in yardsticks
 (`benchmarks.yardstick`, measured before and after the part): times divided by it, rates multiplied.
@@ -52,7 +52,7 @@ from phalanx.core.work.queue import Queue
 from phalanx.core.work.share import MILLI_PER_DEVICE, DeviceShare
 from phalanx.core.work.spec import JobSpec, Role
 
-REPLAYS: Final = ("fifo", "default")  # the policies that have a bound
+REPLAYS: Final = ("fifo", "default", "board_fifo", "board_default")  # through the lifecycle, and by the board alone
 RUNS: Final = 5  # passes, placements and decisions; a replay runs once
 PARTS: Final = ("pass", "shared", "place", "decision", *REPLAYS)
 DEFAULT_PARTS: Final = ("pass", "place", "decision", *REPLAYS)  # `shared` by name: it builds both worlds
@@ -150,7 +150,7 @@ def measure_part(part: str, repeat: int) -> PartResult:
     elif part == "decision":
         runs = {"decision_1213_ms": [1000 * decision_s(seed) for seed in range(repeat)]}
     else:
-        seconds, facts = replay_s(part)
+        seconds, facts = replay_s(part.removeprefix("board_"), lifecycle=not part.startswith("board_"))
         facts[f"replay_{part}_cpu_s"] = round(time.process_time(), 1)  # does not depend on other load
         runs = {f"replay_{part}_s": [seconds]}  # once: it takes as long as all other parts
     return PartResult(runs=runs, facts=facts, peak_mib=peak_mib())

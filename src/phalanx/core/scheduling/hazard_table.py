@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
@@ -30,15 +31,14 @@ POOL_EVENTS: Final = 4.0  # a size's own data outweigh those of all sizes once i
 
 Hazard = NDArray[np.float64]  # ends per second of service, by bin
 EDGES_S: Final = (0.0, *(FIRST_EDGE_S * 2.0 ** (k / BINS_PER_OCTAVE) for k in range(BINS - 1)))
-_SCALE: Final = BINS_PER_OCTAVE / math.log(2.0)
-_LOG_FIRST: Final = math.log(FIRST_EDGE_S)
+_BEGINS: Final = [
+    edge_s * (1.0 - 3e-10) for edge_s in EDGES_S[1:]
+]  # services that were summed up may miss their edge by a rounding
 
 
 def bin_of(attained_s: float) -> int:
     """The bin of `attained_s`; negative service counts as none."""
-    if attained_s < FIRST_EDGE_S:
-        return 0
-    return min(int((math.log(attained_s) - _LOG_FIRST) * _SCALE + 1e-9) + 1, BINS - 1)
+    return bisect_right(_BEGINS, attained_s)
 
 
 def size_of(gpus: int) -> int:
@@ -273,13 +273,17 @@ class HazardTable:
             base, trust = self.hazard[group.size], self.trust[group.size]
         else:
             base, trust = self._hazard_of(parent, now_s), self.burst_trust[group.size]
-        risk = group.risk.copy()
-        for entry in group.active.values():
-            service_s = entry.service_s(now_s)
-            if service_s > 0.0:
-                last = bin_of(service_s)
-                risk[:last] += self._width[:last]
-                risk[last] += service_s - EDGES_S[last]
+        risk = group.risk
+        if group.active:
+            jobs, within_s = [0] * BINS, [0.0] * BINS  # by the bin that they are in
+            for entry in group.active.values():
+                service_s = entry.service_s(now_s)
+                if service_s > 0.0:
+                    last = bisect_right(_BEGINS, service_s)
+                    jobs[last] += 1
+                    within_s[last] += service_s - EDGES_S[last]
+            beyond = np.array(jobs[::-1]).cumsum()[::-1] - jobs  # jobs that are past each bin
+            risk = risk + beyond * self._width + within_s
         group.hazard = (group.ends + trust) / (risk + trust / base)
         return group.hazard
 

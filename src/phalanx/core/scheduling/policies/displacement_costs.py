@@ -162,28 +162,34 @@ class DisplacementCosts:
         room = [INFINITE] * (unit + 1) if short else [0.0] * (free + 1) + [INFINITE] * (unit - free)
         stop, shift = room, room.copy()
         for entries, count in () if short else board.whole_holders(node):
-            for entry in entries:
-                if not (entry.protected_until_s <= now_s or entry.job_class.rank != self.rank or entry.never_stopped):
-                    expiry = min(expiry, entry.protected_until_s)
-                if len(entry.places) == 1 and entry.placed_s + self.move_min_s > now_s:
-                    expiry = min(expiry, entry.placed_s + self.move_min_s)
-            not_stoppable = not all(self.stoppable(entry, now_s) for entry in entries)
-            not_movable = not all(self.movable(entry, now_s) for entry in entries)
-            if not_stoppable and not_movable:
-                continue
+            stoppable = movable = True
             value = 0.0
+            for entry in entries:
+                protected = entry.protected_until_s > now_s
+                same_rank = entry.job_class.rank == self.rank and not entry.never_stopped
+                moved = entry.placed_s + self.move_min_s > now_s
+                if protected and same_rank:
+                    expiry = min(expiry, entry.protected_until_s)
+                if moved and len(entry.places) == 1:
+                    expiry = min(expiry, entry.placed_s + self.move_min_s)
+                stoppable = stoppable and same_rank and not protected and self.stoppable(entry, now_s)
+                movable = movable and not moved and self.movable(entry, now_s)
+            if not stoppable and not movable:
+                continue
             for entry in entries:
                 service_s = entry.service_s(now_s)
                 age = bin_of(service_s)
-                value += self.stop_cost(entry, now_s)
+                value += self.stop_cost(
+                    entry, now_s
+                )  # also of jobs that only move: the statistics of its group are fitted by the first use
                 if age + 1 < len(EDGES_S):
                     expiry = min(expiry, now_s + EDGES_S[age + 1] - service_s + 1e-6)
             for want in range(size, free, -1):
-                base = max(want - count, 0)
-                if not not_stoppable:
-                    stop[want] = min(stop[want], stop[base] + value)
-                if not not_movable:
-                    shift[want] = min(shift[want], shift[base] + count)
+                base = want - count if want > count else 0
+                if stoppable and stop[base] + value < stop[want]:
+                    stop[want] = stop[base] + value
+                if movable and shift[base] + count < shift[want]:
+                    shift[want] = shift[base] + count
         if node in pool.removed_nodes:
             stop = shift = [INFINITE] * (unit + 1)
         self.stop_costs[node] = stop
