@@ -33,6 +33,7 @@ GROWTH_MIB_PER_10K = (
 )
 SHARES = (("drawn", 0.35), ("twisted", 0.45), ("wire", 0.2))
 FAILURES_SHOWN = 40
+DRAWN_LEAST = 2  # requests of an operation, if any are drawn: it costs a fifth of a second before the first
 ROUND = 5_000  # requests made at once: drawing from a description has a fixed cost for each operation
 
 
@@ -145,7 +146,9 @@ class Campaign:
             known, names = self._known(), self._served.names()
             size = min(ROUND, self._inputs)
             shares = {name: int(size * share) for name, share in SHARES}
-            round_ = list(drawn(self._description, known, names, max(2, shares["drawn"] // len(known)), self._rng))
+            asked = self._rng.sample(known, min(len(known), shares["drawn"] // DRAWN_LEAST))
+            each = max(DRAWN_LEAST, shares["drawn"] // len(known))
+            round_ = list(drawn(self._description, asked, names, each, self._rng))
             round_ += [
                 twisted(self._rng.choice(known), self._served.names(self._rng), self._rng)
                 for _ in range(shares["twisted"])

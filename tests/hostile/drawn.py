@@ -23,13 +23,15 @@ KNOWN_NAMES = 0.6  # of the requests name things that exist
 def drawn(
     description: Mapping[str, Any], known: list[Operation], names: dict[str, str], each: int, rng: random.Random
 ) -> Iterator[Asked]:
-    """About `each` requests for every operation, half of them fitting the description."""
+    """About `each` requests for every known operation, half of them fitting the description."""
     schema = schemathesis.openapi.from_dict(_without_security(description))
     by_id = {operation.id: operation for operation in known}
     # As read before any example is drawn: schemathesis caches what it reads of a schema, so a second reading costs nothing.
     for found in schema.get_all_operations():
         told: Any = found.ok()  # type: ignore[union-attr]  # an operation that cannot be read raises here, and should
-        operation = by_id[told.definition.raw["operationId"]]
+        operation = by_id.get(told.definition.raw["operationId"])
+        if operation is None:
+            continue
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
             for pinned in (True, False) if "{" in operation.path else (False,):
                 if mode is GenerationMode.NEGATIVE and not _may_differ(told.definition.raw, pinned=pinned):

@@ -64,14 +64,14 @@ def share_is_not_given_back_at_a_restart(patch):
     patch.setitem(world._INDEXED, Attempt, greedy)
 
 
-@planted(10, seed=1)
+@planted(10, seed=2)
 def lease_expires_early_at_the_head(patch):
     """The head expires a lease, and marks the node down, three seconds before the supervisor does."""
     close_ended = LeaseBook.expire
     patch.setattr(LeaseBook, "expire", lambda self, now_s: close_ended(self, now_s + 3.0))
 
 
-@planted(10, seed=3)
+@planted(10, seed=14)
 def death_of_an_earlier_incarnation_is_accepted(patch):
     """An engine's report of a dead supervisor is applied to the current incarnation of the node's supervisor."""
     dead = reports._node_dead
@@ -115,7 +115,7 @@ def idempotency_key_is_not_stored(patch):
     patch.setattr(submits, "_remember_key", lambda context, submission, first: None)
 
 
-@planted(11, seed=0)
+@planted(11, seed=1)
 def repeated_drain_is_applied_twice(patch):
     """A drain of a drained node is applied again, and the history records it twice."""
     cordon = node_requests._cordon
@@ -138,7 +138,7 @@ def repeated_cancel_is_applied_twice(patch):
     patch.setattr(jobs, "cancel", anew)
 
 
-@planted(8, seed=0)
+@planted(8, seed=1)
 def cancel_of_an_ended_job_is_stored(patch):
     """A cancel sets a succeeded job to CANCELLED, and the store accepts it."""
     cancel = jobs.cancel
@@ -153,7 +153,7 @@ def cancel_of_an_ended_job_is_stored(patch):
     patch.setattr(commit_checks, "_check_job", lambda job, standings: None)
 
 
-@planted(0, seed=0)
+@planted(0, seed=1)
 def cancel_of_an_ended_job_is_refused_by_the_store(patch):
     """A cancel sets a succeeded job to CANCELLED; the store refuses the commit, and the caller gets a request to retry."""
     cancel = jobs.cancel
@@ -181,7 +181,7 @@ def attempts_of_a_lost_node_have_no_order(patch):
     patch.setattr(World, "attempts_on", shuffled)
 
 
-@planted(12, seed=65, events=2000)
+@planted(12, seed=72, events=2000)
 def cancel_does_not_replace_a_preemption(patch):
     """The first cause of a stop remains, so a job cancelled meanwhile waits and runs again."""
     cancel = jobs.cancel

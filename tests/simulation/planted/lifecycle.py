@@ -39,7 +39,7 @@ def gang_is_running_with_its_first_node(patch):
     patch.setitem(attempts.TRANSITIONS, (AttemptState.STARTING, MemberStarted), eager)
 
 
-@planted(7, seed=3, events=2000)
+@planted(7, seed=9, events=2000)
 def failed_parent_starts_its_dependents(patch):
     """`afterok` is met when the parent has ended, also if it failed."""
     verdict = dependencies.condition_state
@@ -100,7 +100,7 @@ def restarts_are_not_counted(patch):
     patch.setattr(settle, "_charged", forgetful)
 
 
-@planted(13, seed=6)
+@planted(13, seed=9)
 def job_gets_one_retry_too_many(patch):
     """A job that fails by its own fault gets one retry more than requested."""
     failed = settle._failed

@@ -29,7 +29,7 @@ def nodes_on_their_way_are_ordered_again(patch):
     patch.setattr(node_demand, "_coming_slots", lambda cluster: [])
 
 
-@planted(27, seed=7, pools=True)
+@planted(27, seed=9, pools=True)
 def released_nodes_leave_the_maximum_at_once(patch):
     """A node that is released does not count towards its pool's maximum, although it still runs."""
 

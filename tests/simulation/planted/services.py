@@ -25,7 +25,7 @@ def service_drops_its_last_ready_replica_in_a_rollout(patch):
     patch.setattr(services, "_replaced", hasty)
 
 
-@planted(12, seed=0, services=True)
+@planted(12, seed=1, services=True)
 def stopped_service_starts_replicas_again(patch):
     """A stopped service is reconciled like any other, and gets its replicas back."""
     reconcile = services.reconcile
@@ -54,7 +54,7 @@ def devices_are_free_before_the_sleep_hook_has_answered(patch):
     patch.setitem(machine.TRANSITIONS, (AttemptState.RUNNING, SleepRequested), hasty)
 
 
-@planted(1, seed=0, services=True)
+@planted(1, seed=4, services=True)
 def replica_wakes_without_a_grant(patch):
     """A replica that shall wake runs its wake hook at once, and its devices are granted to it when they are free."""
     wish, hook = sleep.wish_to_wake, gang_commands.sleep_hook
@@ -70,7 +70,7 @@ def replica_wakes_without_a_grant(patch):
     patch.setitem(machine.TRANSITIONS, (AttemptState.RUNNING, WakeRequested), hasty)
 
 
-@planted(1, seed=0, services=True)
+@planted(1, seed=4, services=True)
 def wake_does_not_look_whether_the_devices_are_free(patch):
     """A replica that shall wake is granted its devices again although another job uses them."""
     patch.setattr(service_reconciler, "wake_rejection", lambda _world, _attempt: "")
