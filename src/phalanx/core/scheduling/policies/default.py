@@ -321,8 +321,7 @@ class DefaultPolicy(Policy):
     def _value(self, entry: JobEntry, now_s: float) -> float:
         # Lost work must be repeated, but the job does not count as young for it.
         lived_s = entry.attained_s if entry.started_s < 0.0 else entry.attained_s + (now_s - entry.started_s)
-        if lived_s < entry.service_max_s:
-            lived_s = entry.service_max_s
+        lived_s = max(lived_s, entry.service_max_s)
         index = self.table.index_of(entry.similar_jobs or self._group(entry), now_s)
         value = self._weight(entry.job_class) * index[bin_of(lived_s)]
         return value + URGENT_VALUE * max(1, entry.gpus) if entry.overdue or entry.lost_nodes else value
