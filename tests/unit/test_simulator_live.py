@@ -137,13 +137,13 @@ def test_both_replays_say_the_same_events_and_leave_out_the_same_jobs():
     said = []
     for lifecycle in (False, True):
         events: list[tuple[object, ...]] = []
-        parts = simulate(
+        (done,) = simulate(
             trace,
             equal_nodes(4, 8),
             replace(setting, lifecycle=lifecycle),
-            on_event=lambda at_s, event, job, places, events=events: events.append((at_s, event, job.id, places)),
+            on_event=lambda *event: events.append((*event[:2], event[2].id, event[3])),  # noqa: B023  # called at once
         )
-        said.append((sorted(events, key=str), parts[0].unplaceable))
+        said.append((sorted(events, key=str), done.unplaceable))
     assert said[0] == said[1]
     assert {event for _, event, _, _ in said[0][0]} == set(ReplayEvent)
     assert len(said[0][1]) == 1
