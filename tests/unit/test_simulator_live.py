@@ -141,7 +141,7 @@ def test_both_replays_say_the_same_events_and_leave_out_the_same_jobs():
             trace,
             equal_nodes(4, 8),
             replace(setting, lifecycle=lifecycle),
-            on_event=lambda *event: events.append((*event[:2], event[2].id, event[3])),  # noqa: B023  # called at once
+            on_event=lambda *event: events.append((*event[:2], event[2].id, event[3])),
         )
         said.append((sorted(events, key=str), done.unplaceable))
     assert said[0] == said[1]
