@@ -57,6 +57,8 @@ class Sample:
 
 # Of these `make test` runs a few cases; the shards run all.
 SAMPLES: tuple[Sample, ...] = (
+    Sample(tests="tests/contract/test_kubernetes_hostile.py::test_a_hostile_state_has_one_line_", keep=8),
+    Sample(tests="tests/contract/test_kubernetes_hostile.py::test_a_fault_of_the_server_costs_no_attempt", keep=2),
     Sample(tests="tests/unit/test_kubernetes_objects.py::test_every_object_is_valid_by_the_strict_schemas_of[", keep=2),
     Sample(tests="tests/contract/test_store_crash.py::test_store_survives_a_kill[", keep=4),
     Sample(tests="tests/contract/test_store_crash.py::test_postgres_survives_a_kill_of_its_head[", keep=2),
@@ -114,6 +116,8 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_kubernetes.py",
     "tests/e2e/test_kubernetes_resident.py",
     "tests/e2e/test_kubernetes_kueue.py",
+    "tests/e2e/test_kubernetes_own_image.py",
+    "tests/e2e/test_kubernetes_hostile_real.py",
     "tests/contract/test_backups.py::test_a_slow_disk_between_two_statements_ends_neither_a_backup_nor_a_restore",
     "tests/contract/test_dashboard_browser.py",
     "tests/contract/test_dashboard_types.py",
@@ -574,12 +578,16 @@ SHARDS: tuple[Shard, ...] = (
     Shard(
         title="Kubernetes: hostile states of a cluster, queues of Kueue, and the schemas of ten releases",
         tests=(
+            "tests/contract/test_kubernetes_hostile.py",
             "tests/e2e/test_kubernetes.py",
             "tests/e2e/test_kubernetes_resident.py",
             "tests/e2e/test_kubernetes_kueue.py",
+            "tests/e2e/test_kubernetes_own_image.py",
+            "tests/e2e/test_kubernetes_hostile_real.py",
             "tests/unit/test_kubernetes_objects.py",
         ),
         sources=("engines/kubernetes",),
+        needs=("kubernetes-tools",),
     ),
     Shard(
         title="the Kubernetes API: the client under faults, and the same contract on the fake and on a real server",

@@ -9,8 +9,9 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.cluster import ROOT, free_port
 from phalanx.engines.kubernetes import rights
@@ -64,6 +65,7 @@ def real_kubernetes(
     wait_nodes: bool = True,
     lease_s: float = 4.0,
     audited: bool = False,
+    pod: Mapping[str, Any] = TEMPLATE,
 ) -> Iterator[RealKubernetesRig]:
     """See `RealKubernetesRig`.
 
@@ -73,6 +75,7 @@ def real_kubernetes(
         wait_nodes: wait until they are nodes of the head.
         lease_s: of the head.
         audited: the API server writes each request to a log.
+        pod: the template of all pods.
     """
     with contextlib.ExitStack() as stack:
         home = tempfile.mkdtemp(prefix="engine-", dir=TOOLS)  # not below /tmp, where each pod has a volume of its own
@@ -83,7 +86,7 @@ def real_kubernetes(
         grant(real)
         template = os.path.join(home, "pod.yaml")
         with open(template, "w", encoding="utf-8") as file:
-            json.dump(TEMPLATE, file)
+            json.dump(pod, file)
         rig = RealKubernetesRig(
             home=home,
             port=free_port(),

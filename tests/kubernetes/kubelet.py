@@ -428,6 +428,8 @@ class Kubelet:
         code = 128 - code if code < 0 else code
         one.process, one.ready = None, False
         one.state = _terminated(code, "Completed" if code == 0 else "Error", started)
+        if code and one.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+            one.state["terminated"]["message"] = _tail(log.name)
         await self._report(pod)
         return code
 
@@ -657,6 +659,11 @@ class Kubelet:
         if tail := request.query.get("tailLines"):
             content = b"".join(content.splitlines(keepends=True)[-int(tail) :])
         return web.Response(body=content)
+
+
+def _tail(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return "".join(file.readlines()[-80:])[-2048:]
 
 
 def _terminated(code: int, reason: str, started: str) -> Json:

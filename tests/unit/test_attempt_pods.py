@@ -20,6 +20,7 @@ from phalanx.engines.kubernetes.attempt_pods import (
     evaluate,
 )
 from phalanx.engines.kubernetes.parse import PodState
+from phalanx.wire.seat import SEAT_IMAGE_UNFIT
 from tests.builders import placed
 
 NAMES = ("p0", "p1")
@@ -124,6 +125,13 @@ def test_a_pod_that_ends_before_its_supervisor_connects_withdraws_the_gang(field
     event = withdrawn(ended_twice(order(), FINE, {"phase": "Failed", **fields}))
     assert event.cause is cause
     assert words in event.why
+
+
+def test_an_image_that_cannot_run_the_supervisor_fails_the_job_with_its_line():
+    unfit = {"phase": "Failed", "exit_code": SEAT_IMAGE_UNFIT, "message": "phalanx: this image has Python 3.12"}
+    event = withdrawn(ended_twice(order(), FINE, unfit))
+    assert event.cause is EndCause.FAILED
+    assert event.why == "the image x/y cannot run the supervisor: phalanx: this image has Python 3.12"
 
 
 def test_a_pod_that_was_never_made_or_was_deleted_withdraws_the_gang():

@@ -66,11 +66,16 @@ def settings(**fields):
 OWNER = render.owner_reference("phalanx-0a1b2c3d", "6f1c")
 
 
-def pod(*, pinned=True, template=None, on="n0:0,1 n1:0,1", **fields):
+def pod(*, pinned=True, template=None, on="n0:0,1 n1:0,1", supervisor_image="", **fields):
     case = placed(job("17", time_limit_s=3600.0, **fields), on=on)
     one, attempt = case.job, case.attempt
     return render.seat_pod(
-        settings(template=template or {}), OWNER, one, attempt, attempt.allocation.grants[1], pinned=pinned
+        settings(template=template or {}, supervisor_image=supervisor_image),
+        OWNER,
+        one,
+        attempt,
+        attempt.allocation.grants[1],
+        pinned=pinned,
     )
 
 
@@ -82,6 +87,7 @@ def every_object(template):
         render.seat_secret(settings(), OWNER, case.attempt, "{}"),
         pod(),
         pod(template=template),
+        pod(template=template, supervisor_image="phalanx:1"),
         kueue.attempt_job(settings(), OWNER, case.job, case.attempt, "user-queue"),
         kueue.attempt_job(settings(template=template), OWNER, case.job, case.attempt, "user-queue"),
         *rights.role_objects("research", (*rights.RIGHTS, *rights.KUEUE_RIGHTS)),
@@ -125,6 +131,28 @@ def test_only_the_granted_node_may_run_it_beside_what_the_template_demands(templ
     assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]
     assert term["matchExpressions"][0]["key"] == "zone"
     assert "affinity" not in pod(pinned=False)["spec"]
+
+
+def test_the_supervisor_comes_into_an_image_that_knows_nothing_of_it_and_the_pod_stays_restricted():
+    spec = pod(supervisor_image="phalanx:1")["spec"]
+    [init], main = spec["initContainers"], spec["containers"][0]
+    assert (init["image"], main["image"]) == ("phalanx:1", "registry.example/phalanx:1")
+    assert main["command"] == ["python3", "/opt/phalanx-supervisor/start.py", "phalanx.app.seat_supervisor"]
+    assert init["securityContext"] == main["securityContext"]
+    [mount] = init["volumeMounts"]
+    assert mount in main["volumeMounts"]
+    assert {"name": mount["name"], "emptyDir": {}} in spec["volumes"]
+
+
+def test_an_init_container_that_fails_is_the_reason_of_its_pod():
+    ended = {"exitCode": 1, "reason": "Error", "message": "no space left"}
+    status = {
+        "phase": "Failed",
+        "initContainerStatuses": [{"name": "phalanx-supervisor", "state": {"terminated": ended}}],
+        "containerStatuses": [{"name": "phalanx", "state": {"waiting": {"reason": "PodInitializing"}}}],
+    }
+    made = parse_pod({"metadata": {"name": "p"}, "status": status}, "nvidia.com/gpu")
+    assert made.why_ended == "ended as Failed with code 1 (no space left)"
 
 
 def test_no_secret_is_in_a_pod():

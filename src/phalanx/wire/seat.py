@@ -16,6 +16,8 @@ SEAT_RANK_VARIABLE: Final = "PHALANX_SEAT_RANK"  # the node rank of a supervisor
 SEAT_HEAD_UNREACHABLE: Final = 69  # a supervisor's exit code: it cannot reach the head from its node
 SEAT_CERTIFICATE_REJECTED: Final = 76  # a supervisor's exit code: it rejects the head's certificate
 
+SEAT_IMAGE_UNFIT: Final = 78  # the exit code of `app.supervisor_start`: the pod's image cannot run the supervisor
+
 
 class SeatNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node's part: the address where others reach its ranks, and the number of its devices."""

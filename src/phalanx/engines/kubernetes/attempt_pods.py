@@ -12,7 +12,7 @@ from phalanx.core.state.events import Event
 from phalanx.core.state.reports import AttemptWithdrawn, SeatLost
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause, MemberState
 from phalanx.engines.kubernetes.parse import PodState
-from phalanx.wire.seat import SEAT_CERTIFICATE_REJECTED, SEAT_HEAD_UNREACHABLE
+from phalanx.wire.seat import SEAT_CERTIFICATE_REJECTED, SEAT_HEAD_UNREACHABLE, SEAT_IMAGE_UNFIT
 
 START_LIMIT_S: Final = 10.0  # until all pods of a gang have a node; then all are withdrawn, 15 s after the first create
 START_LIMIT_MAX_S: Final = 60.0  # the same, while earlier pods of ours still end there
@@ -210,6 +210,9 @@ def _before_start(
             why = f"pod {state.name} cannot start on {node}: {state.waiting}: {state.waiting_text}"
             return _withdraw(order, why, (node,), EndCause.START_FAIL)
         if state.ended and now_s - (order.ended_s or {}).get(name, now_s) >= SUPERVISOR_REPORT_S:
+            if state.exit_code == SEAT_IMAGE_UNFIT:
+                why = state.message or f"kubectl logs {state.name} says why"
+                return _withdraw(order, f"the image {image} cannot run the supervisor: {why}", (node,), EndCause.FAILED)
             refused = state.reason.startswith(_NOT_ADMITTED)
             cause = EndCause.CONTENDED if refused else EndCause.START_FAIL
             why = f"pod {state.name} {state.why_ended} before its supervisor connected to the head"
@@ -273,7 +276,7 @@ def _withdraw(order: AttemptPods, why: str, nodes: tuple[NodeId, ...], cause: En
 def _hint(code: int, node: str, head_url: str, image: str) -> str:
     """Explain the exit code of a pod whose supervisor did not connect."""
     if code in _NOT_FOUND:
-        return f"; check that the image {image} has python3 with Phalanx"
+        return f"; check that the image {image} has python3"
     if code == 1:
         return f"; check that the image {image} has Phalanx: kubectl logs shows the pod's output"
     if code == SEAT_HEAD_UNREACHABLE:

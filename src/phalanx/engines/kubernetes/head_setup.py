@@ -128,6 +128,7 @@ def pod_settings(options: Mapping[str, str], head: EngineContext, access: Cluste
         ca_pem=head.ca_pem,
         gpu_resource=options[names.GPU_RESOURCE] or names.GPU_RESOURCE_DEFAULT,
         template=read_template(options[names.TEMPLATE]),
+        supervisor_image=options[names.SUPERVISOR_IMAGE],
     )
 
 

@@ -10,6 +10,7 @@ ENGINE_NAME: Final = "kubernetes"
 CONTEXT: Final = "context"
 NAMESPACE: Final = "namespace"
 IMAGE: Final = "kubernetes-image"
+SUPERVISOR_IMAGE: Final = "kubernetes-supervisor-image"
 TEMPLATE: Final = "kubernetes-template"
 GPU_RESOURCE: Final = "kubernetes-gpu-resource"
 SHAPE: Final = "kubernetes-nodes"
@@ -25,7 +26,13 @@ OPTIONS: Final = (
     EngineOption(
         name=NAMESPACE, metavar="NAME", help="Kubernetes namespace of all objects. Default: that of the context."
     ),
-    EngineOption(name=IMAGE, metavar="IMAGE", help="Image of supervisors' pods, with Python 3.11 and Phalanx."),
+    EngineOption(name=IMAGE, metavar="IMAGE", help="Image of pods, with Python 3.11 and Phalanx."),
+    EngineOption(
+        name=SUPERVISOR_IMAGE,
+        metavar="IMAGE",
+        help="Image with Phalanx that brings the supervisor into pods whose own image has only Python 3.11; none: it has Phalanx.",
+        reset="none",
+    ),
     EngineOption(
         name=TEMPLATE,
         metavar="FILE",

@@ -201,7 +201,13 @@ def _container_state(status: Mapping[str, Any]) -> Mapping[str, Any]:
     # While an init container fails, the container itself only waits for it.
     stuck = [(one.get("state") or {}) for one in status.get("initContainerStatuses") or ()]
     failing = next(
-        (one for one in stuck if (one.get("waiting") or {}).get("reason") not in {None, "PodInitializing"}), None
+        (
+            one
+            for one in stuck
+            if (one.get("waiting") or {}).get("reason") not in {None, "PodInitializing"}
+            or (one.get("terminated") or {}).get("exitCode")
+        ),
+        None,
     )
     return failing or state
 

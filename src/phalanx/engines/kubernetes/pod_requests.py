@@ -12,7 +12,8 @@ from phalanx.engines.kubernetes.errors import KubernetesError, KubernetesUnreach
 from phalanx.engines.kubernetes.render import PodSettings
 from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
 
-_QUOTA = "exceeded quota"
+# A quota, a namespace that ends, or a right that was taken away: an administrator may change each, and no job is at fault.
+_MAY_PASS = ("exceeded quota", "is being terminated", "cannot create resource", "cannot patch resource")
 
 
 def apply_owner(api: KubernetesApi, settings: PodSettings) -> dict[str, Any]:
@@ -44,11 +45,11 @@ def create_pod(api: KubernetesApi, path: ResourcePath, pod: Mapping[str, Any]) -
 
 
 def explain_refusal(error: PhalanxError, what: str = "a pod") -> tuple[str, EndCause]:
-    """Return message and cause of a refused create: FAILED if the server would refuse the same job again."""
+    """Return message and cause of a refused create: FAILED if the server would refuse the same job again, LIMITED if an administrator may change that."""
     if not isinstance(error, KubernetesError):
         return error.message, EndCause.CONTENDED
     text = f"Kubernetes refused {what}: {error.message}"
-    if error.is_forbidden and _QUOTA in error.message:
+    if error.is_absent or (error.is_forbidden and any(words in error.message for words in _MAY_PASS)):
         return text, EndCause.LIMITED
     if error.status in {400, 422} or error.is_forbidden:
         return text, EndCause.FAILED

@@ -15,6 +15,7 @@ from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.engines.kubernetes.options import GPU_RESOURCE_DEFAULT
+from phalanx.engines.kubernetes.own_images import bring_supervisor
 from phalanx.engines.kubernetes.pod_template import CONTAINER, with_template
 from phalanx.wire.seat import SEAT_VARIABLE
 
@@ -40,7 +41,8 @@ class PodSettings:
 
     Attributes:
         tag: of this head; objects with another tag are not ours.
-        image: of supervisors.
+        image: of pods; with Phalanx, unless `supervisor_image` brings it.
+        supervisor_image: with Phalanx, for pods whose image has none; empty if it has.
         gpu_resource: what stands for a GPU.
         template: what all pods get besides, as `pod_template` reads it.
         head_url: where supervisors reach the head.
@@ -54,6 +56,7 @@ class PodSettings:
     ca_pem: str = field(default="", repr=False)
     gpu_resource: str = GPU_RESOURCE_DEFAULT
     template: Mapping[str, Any] = field(default_factory=dict)
+    supervisor_image: str = ""
 
     @property
     def selector(self) -> str:
@@ -174,13 +177,14 @@ def supervisor_pod(
             {"name": "HOME", "value": "/tmp"},  # noqa: S108  # the account has none, and this volume is its own
         ],
         "resources": resources,
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # the reason of a supervisor that cannot start
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
             {"name": "scratch", "mountPath": "/tmp"},  # noqa: S108  # as above
             {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108  # 64 MiB without it, too little for loaders
         ],
     }
-    return {
+    pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": about,
@@ -203,6 +207,7 @@ def supervisor_pod(
             ],
         },
     }
+    return bring_supervisor(pod, settings.supervisor_image) if settings.supervisor_image else pod
 
 
 def _resources(settings: PodSettings, grant: NodeGrant) -> Manifest:

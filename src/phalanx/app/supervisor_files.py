@@ -1,0 +1,71 @@
+"""Copies what a supervisor needs into a folder, from which it runs in an image that knows nothing of Phalanx.
+
+    python3 -P -m phalanx.app.supervisor_files FOLDER        in an image with Phalanx
+    python3 -P FOLDER/start.py MODULE [ARGUMENT ...]         in the other image
+
+The other image needs glibc and the same minor version of Python, because the copied packages are compiled for it. `start.py` says so in one
+line, by whatever Python the image has, and makes the folder a virtual environment of that image's Python.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+from phalanx.app import supervisor_start
+
+NEEDED: Final = ("phalanx", "msgspec")
+USEFUL: Final = ("_phalanx_proctable", "cloudpickle", "obstore", "pynvml", "typing_extensions")
+START_FILE: Final = "start.py"
+_USAGE: Final = 64
+
+
+def copy_supervisor(folder: Path) -> None:
+    """Copy the packages and the program that starts them. A second call replaces them.
+
+    Raises:
+        OSError: the folder cannot be written.
+        ModuleNotFoundError: a needed package is not installed.
+    """
+    site = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    site.mkdir(parents=True, exist_ok=True)
+    for name in (*NEEDED, *USEFUL):
+        found = importlib.util.find_spec(name)
+        if found is not None and found.origin is not None:
+            _copy(Path(found.origin), site)
+        elif name in NEEDED:
+            raise ModuleNotFoundError(f"the package {name} is not installed here")
+    facts = {"python": list(sys.version_info[:2]), "suffix": importlib.machinery.EXTENSION_SUFFIXES[0]}
+    (folder / supervisor_start.FACTS_FILE).write_text(json.dumps(facts), encoding="ascii")
+    shutil.copyfile(supervisor_start.__file__, folder / START_FILE)
+
+
+def main() -> int:
+    """Copy into the folder of the command line, and return the exit code."""
+    if len(sys.argv) != 2:
+        print("usage: python3 -P -m phalanx.app.supervisor_files FOLDER", file=sys.stderr)
+        return _USAGE
+    try:
+        copy_supervisor(Path(sys.argv[1]))
+    except (OSError, ModuleNotFoundError) as error:
+        print(f"phalanx: cannot copy the supervisor into {sys.argv[1]}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _copy(origin: Path, site: Path) -> None:
+    if origin.name == "__init__.py" or origin.stem == "__init__":
+        package = origin.parent
+        shutil.copytree(package, site / package.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copyfile(origin, site / os.path.basename(origin))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

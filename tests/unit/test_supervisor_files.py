@@ -1,0 +1,64 @@
+"""The supervisor, copied out of an image with Phalanx, and started by the Python of another one."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from phalanx.app import supervisor_start
+from phalanx.app.supervisor_files import copy_supervisor
+from phalanx.wire.seat import SEAT_IMAGE_UNFIT
+
+
+@pytest.fixture
+def copied(tmp_path):
+    copy_supervisor(tmp_path / "s")
+    return tmp_path / "s"
+
+
+def start(copied, python=sys.executable, **variables):
+    words = [python, str(copied / "start.py"), "phalanx.app.seat_supervisor"]
+    environment = {"PATH": os.environ["PATH"], "HOME": "/", **variables}
+    return subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_a_copied_supervisor_runs_by_itself_and_leaves_the_variables_of_ranks_alone(copied):
+    done = start(copied, os.path.realpath(sys.executable))  # which has no package of ours
+    assert (done.returncode, "PHALANX_SEAT is not a valid order" in done.stderr) == (64, True), done.stderr
+    program = (copied / "bin" / "python").readlink()
+    assert program == os.path.realpath(sys.executable) or str(program) == os.path.realpath(sys.executable)
+    script = "import phalanx, sys; print(phalanx.__file__, 'PYTHONPATH' in __import__('os').environ)"
+    shown = subprocess.run([copied / "bin" / "python", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown == f"{next(copied.glob('lib/*/site-packages'))}/phalanx/__init__.py False\n"
+    assert start(copied).returncode == 64, "a container that starts again finds its folder as it was"
+
+
+def test_another_python_or_another_libc_is_named_in_one_line(copied):
+    facts = json.loads((copied / "supervisor.json").read_text())
+    for change, words in (
+        ({"python": [3, 99]}, "as python3, and the supervisor needs 3.99"),
+        ({"suffix": ".cpython-311-arm64-linux-musl.so"}, "the supervisor needs glibc and the same processor"),
+    ):
+        (copied / "supervisor.json").write_text(json.dumps({**facts, **change}))
+        done = start(copied)
+        assert done.returncode == supervisor_start.UNFIT_IMAGE == SEAT_IMAGE_UNFIT
+        assert words in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_library_that_cannot_be_loaded_is_named(copied):
+    [package] = copied.glob("lib/*/site-packages/msgspec")
+    (package / "__init__.py").write_text('raise ImportError("/lib/libc.so.6: version `GLIBC_2.99\' not found")')
+    done = start(copied)
+    assert (done.returncode, done.stderr.count("\n")) == (SEAT_IMAGE_UNFIT, 1)
+    assert "GLIBC_2.99" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_named(copied):
+    shutil.rmtree(copied / "bin", ignore_errors=True)
+    (copied / "bin").write_text("")
+    done = start(copied)
+    assert (done.returncode, "cannot prepare" in done.stderr) == (SEAT_IMAGE_UNFIT, True)
