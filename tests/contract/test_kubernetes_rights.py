@@ -123,6 +123,21 @@ def test_a_queue_of_kueue_needs_kueue_and_its_rights_and_declared_nodes(grant, s
         del server.groups["kueue.x-k8s.io"]
 
 
+def test_claims_of_devices_need_declared_nodes_and_a_cluster_that_has_them(grant, server):
+    grant(*RIGHTS)
+    with pytest.raises(BadRequest, match="GPUs of nodes cannot be counted"):
+        check(kubernetes_gpu_resource="claims:h100")
+    with pytest.raises(BadRequest, match="not the beginning of names"):
+        check(kubernetes_gpu_resource="claims:")
+    with pytest.raises(BadRequest, match="no dynamic resource allocation"):
+        check(kubernetes_gpu_resource="claims:h100", kubernetes_nodes="4x8")
+    server.groups["resource.k8s.io"] = "v1"
+    try:
+        assert check(kubernetes_gpu_resource="claims:h100", kubernetes_nodes="4x8")[names.GPU_RESOURCE] == "claims:h100"
+    finally:
+        del server.groups["resource.k8s.io"]
+
+
 def test_virtual_nodes_are_refused(grant):
     with pytest.raises(Conflict, match="--virtual cannot be used"):
         check(dataclasses.replace(SETUP, virtual="2x4"))

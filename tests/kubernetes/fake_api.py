@@ -24,7 +24,7 @@ from tests.kubernetes.fake_store import KINDS, FakeStore, Item, Kind, Refused, m
 
 ADMIN_TOKEN = "admin-token-of-the-fake"
 BOOKMARK_S = 1.0
-OPTIONAL_GROUPS = ("kueue.x-k8s.io", "visibility.kueue.x-k8s.io")
+OPTIONAL_GROUPS = ("kueue.x-k8s.io", "visibility.kueue.x-k8s.io", "resource.k8s.io")
 ACCESS_REVIEW = ("authorization.k8s.io", "selfsubjectaccessreviews")
 
 

@@ -66,11 +66,11 @@ def settings(**fields):
 OWNER = render.owner_reference("phalanx-0a1b2c3d", "6f1c")
 
 
-def pod(*, pinned=True, template=None, on="n0:0,1 n1:0,1", supervisor_image="", **fields):
+def pod(*, pinned=True, template=None, on="n0:0,1 n1:0,1", supervisor_image="", gpus="nvidia.com/gpu", **fields):
     case = placed(job("17", time_limit_s=3600.0, **fields), on=on)
     one, attempt = case.job, case.attempt
     return render.seat_pod(
-        settings(template=template or {}, supervisor_image=supervisor_image),
+        settings(template=template or {}, supervisor_image=supervisor_image, gpu_resource=gpus),
         OWNER,
         one,
         attempt,
@@ -131,6 +131,44 @@ def test_only_the_granted_node_may_run_it_beside_what_the_template_demands(templ
     assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]
     assert term["matchExpressions"][0]["key"] == "zone"
     assert "affinity" not in pod(pinned=False)["spec"]
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared", "amd.com/gpu"])
+def test_slices_and_shared_gpus_are_counted_where_pods_hold_them_and_on_nodes(resource):
+    assert pod(gpus=resource)["spec"]["containers"][0]["resources"]["limits"][resource] == "2"
+    node = parse_node(
+        {"metadata": {"name": "n0"}, "status": {"allocatable": {resource: "7", "nvidia.com/gpu": "1"}}}, resource
+    )
+    theirs = parse_pod(
+        {"metadata": {"name": "x"}, "spec": {"containers": [{"resources": {"limits": {resource: 3}}}]}}, resource
+    )
+    made = inventory.fleet_node(node, [theirs], granted=frozenset(), our_pods=frozenset(), template={})
+    assert (len(made.devices), len(made.foreign_usage.devices)) == (7, 3)
+
+
+def test_init_containers_and_sidecars_of_others_hold_gpus_as_the_scheduler_counts():
+    def held(**spec):
+        return parse_pod({"metadata": {"name": "x"}, "spec": spec}, "nvidia.com/gpu").gpus
+
+    two, four = ({"resources": {"limits": {"nvidia.com/gpu": amount}}} for amount in (2, 4))
+    assert held(containers=[two, two]) == 4
+    assert held(containers=[two], initContainers=[four]) == 4
+    assert held(containers=[two], initContainers=[{**two, "restartPolicy": "Always"}]) == 4
+
+
+@pytest.mark.parametrize("version", [version for version in VERSIONS if int(version[2:]) >= 31])
+def test_gpus_are_claimed_by_templates_of_the_namespace_where_they_are_no_resource(version):
+    made, case = pod(gpus="claims:h100"), placed(job("17"))
+    spec, container = made["spec"], made["spec"]["containers"][0]
+    assert spec["resourceClaims"] == [{"name": "gpus", "resourceClaimTemplateName": "h100-2"}]
+    assert container["resources"]["claims"] == [{"name": "gpus"}]
+    assert "claims:h100" not in json.dumps(container["resources"]["limits"])
+    kubernetes_validate.validate(made, version, strict=True)
+    kubernetes_validate.validate(
+        kueue.attempt_job(settings(gpu_resource="claims:h100"), OWNER, case.job, case.attempt, "lq"),
+        version,
+        strict=True,
+    )
 
 
 def test_the_supervisor_comes_into_an_image_that_knows_nothing_of_it_and_the_pod_stays_restricted():

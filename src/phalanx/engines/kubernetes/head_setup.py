@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 from phalanx.core.errors import BadRequest, Conflict, NotPermitted, PhalanxError
 from phalanx.engines.kubernetes import options as names
+from phalanx.engines.kubernetes.device_claims import GROUP as CLAIM_GROUP
+from phalanx.engines.kubernetes.device_claims import claim_templates
 from phalanx.engines.kubernetes.engine import FIRST_ANSWER_S, ClusterScope, KubernetesEngine
 from phalanx.engines.kubernetes.errors import KubernetesError
 from phalanx.engines.kubernetes.kubeconfig import ClusterAccess, find_access
@@ -64,6 +66,12 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
             f"with --{names.QUEUE}, Kueue and Kubernetes choose the nodes, so Phalanx must know how much it may hand to Kueue at once",
             hint=f"--{names.SHAPE} 4x8, for pods on 4 nodes of 8 GPUs",
         )
+    if claim_templates(options[names.GPU_RESOURCE]) and (resident or not options[names.SHAPE]):
+        raise BadRequest(
+            f"with --{names.GPU_RESOURCE} {options[names.GPU_RESOURCE]}, GPUs of nodes cannot be counted, and pods are for one attempt each",
+            hint=f"--{names.SHAPE} 4x8, for pods on 4 nodes of 8 GPUs"
+            + (f", and --{names.RESIDENT} none" if resident else ""),
+        )
     if queues and resident:
         raise Conflict(
             f"--{names.QUEUE} and --{names.RESIDENT} exclude each other: Kueue counts each attempt, and resident pods stay",
@@ -81,7 +89,9 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
     api = KubernetesApi(access, answer_s=_CHECK_S, retry_for_s=_CHECK_S)
     namespace = options[names.NAMESPACE] or access.namespace
     if queues:
-        _check_kueue(api)
+        _check_served(api, KUEUE_GROUP, "Kueue", names.QUEUE)
+    if claim_templates(options[names.GPU_RESOURCE]):
+        _check_served(api, CLAIM_GROUP, "dynamic resource allocation", names.GPU_RESOURCE)
     needed = [right for right in wanted_rights(options) if not right.optional]
     missing = [right for right in needed if not is_allowed(api, right, namespace)]
     if missing:
@@ -227,21 +237,20 @@ def _print_command(options: Mapping[str, str], namespace: str) -> str:
     return f"phalanx up --engine kubernetes --namespace {namespace}{queue} --print"
 
 
-def _check_kueue(api: KubernetesApi) -> None:
-    """Check that the cluster has Kueue: without it, a suspended Job waits for ever.
+def _check_served(api: KubernetesApi, group: str, what: str, option: str) -> None:
+    """Check that the cluster has what an option needs: without Kueue, a suspended Job waits for ever.
 
     Raises:
         BadRequest: it has none.
         KubernetesError: the server does not tell.
     """
     try:
-        served_version(api, KUEUE_GROUP)
+        served_version(api, group)
     except KubernetesError as error:
         if not error.is_absent:
             raise
         raise BadRequest(
-            f"this cluster has no Kueue: it does not serve {KUEUE_GROUP}",
-            hint=f"leave out --{names.QUEUE}, or --{names.QUEUE} none",
+            f"this cluster has no {what}: it does not serve {group}", hint=f"leave out --{option}"
         ) from error
 
 

@@ -39,7 +39,11 @@ OPTIONS: Final = (
         help="YAML of a pod whose settings all pods get, such as tolerations and volumes; none: no such file.",
         reset="none",
     ),
-    EngineOption(name=GPU_RESOURCE, metavar="NAME", help=f"Resource that stands for a GPU.  [{GPU_RESOURCE_DEFAULT}]"),
+    EngineOption(
+        name=GPU_RESOURCE,
+        metavar="NAME",
+        help=f"Resource that stands for a GPU, or claims:NAME.  [{GPU_RESOURCE_DEFAULT}]",
+    ),
     EngineOption(
         name=SHAPE,
         metavar="NxG",

@@ -128,7 +128,7 @@ def parse_pod(item: Mapping[str, Any], gpu_resource: str) -> PodState:
         epoch=Epoch(int(epoch) if epoch.isdecimal() else 0),
         node_rank=int(rank) if rank.isdecimal() else 0,
         node=str(spec.get("nodeName") or ""),
-        gpus=sum(_amount(container, gpu_resource) for container in spec.get("containers") or ()),
+        gpus=_requested(spec, gpu_resource),
         deleting=bool(about.get("deletionTimestamp")),
         unschedulable=one_line(scheduled.get("message") or scheduled.get("reason"))
         if scheduled.get("status") == "False"
@@ -210,6 +210,18 @@ def _container_state(status: Mapping[str, Any]) -> Mapping[str, Any]:
         None,
     )
     return failing or state
+
+
+def _requested(spec: Mapping[str, Any], resource: str) -> int:
+    """How much of a resource a pod holds, as the scheduler counts: init containers run before the others, except those that stay."""
+    together = sum(_amount(one, resource) for one in spec.get("containers") or ())
+    most = 0
+    for one in spec.get("initContainers") or ():
+        amount = _amount(one, resource)
+        if one.get("restartPolicy") == "Always":
+            together += amount
+        most = max(most, amount)
+    return max(together, most)
 
 
 def _amount(container: Mapping[str, Any], resource: str) -> int:

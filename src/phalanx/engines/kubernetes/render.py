@@ -14,6 +14,7 @@ from phalanx.core.ids import Epoch, JobId
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
+from phalanx.engines.kubernetes.device_claims import claim_devices, claim_templates
 from phalanx.engines.kubernetes.options import GPU_RESOURCE_DEFAULT
 from phalanx.engines.kubernetes.own_images import bring_supervisor
 from phalanx.engines.kubernetes.pod_template import CONTAINER, with_template
@@ -143,6 +144,8 @@ def seat_pod(
         grace_s=spec.grace_s + END_MARGIN_S,
     )
     pod["spec"]["activeDeadlineSeconds"] = max(1, int(limit_s))
+    if grant.devices and (templates := claim_templates(settings.gpu_resource)):
+        claim_devices(pod, templates, len(grant.devices))
     made = with_template(pod, settings.template)
     if pinned:
         _pin(made["spec"], str(grant.node_id))
@@ -213,7 +216,7 @@ def supervisor_pod(
 def _resources(settings: PodSettings, grant: NodeGrant) -> Manifest:
     """Ask for what the job asked for. A limit of memory too: a rank beyond it shall not take a neighbour with it."""
     limits, requests = {}, {}
-    if grant.devices:
+    if grant.devices and not claim_templates(settings.gpu_resource):
         limits[settings.gpu_resource] = requests[settings.gpu_resource] = str(len(grant.devices))
     if grant.cpus:
         requests["cpu"] = str(grant.cpus)
