@@ -740,9 +740,13 @@ def _prompts(asked: dict) -> list[list[int]]:
         return [tokens_of(prompt)]
     if isinstance(prompt, list) and prompt and all(isinstance(one, int) for one in prompt):
         return [list(prompt)]
-    if isinstance(prompt, list) and prompt:
+    if isinstance(prompt, list) and prompt and all(isinstance(one, str) or _is_tokens(one) for one in prompt):
         return [tokens_of(one) if isinstance(one, str) else list(one) for one in prompt]
     raise Refusal(400, "Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
+
+
+def _is_tokens(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, int) for one in value)
 
 
 def _last_text(asked: dict, *, chat: bool) -> str:

@@ -142,6 +142,10 @@ def test_sglang_reads_and_answers_at_once_and_goes_to_another_pair():
             assert (await seen(rig, reading), await seen(rig, answering)) == ((2, 0), (0, 2))
             assert (await ask(rig, bootstrap_room=3))[0] == 400
             assert (await ask(rig, temperature=-1))[0] == 400
+            waited = await rig.metric("phalanx_gateway_waits_total")
+            await rig.fault(reading, kind="status", status=500, count=1)  # of one request: others go there as before
+            assert await ask(rig) == (200, WANTED)
+            assert await rig.metric("phalanx_gateway_waits_total") == waited
             for stream in (False, True):
                 failing = await rig.engine(*sglang("prefill"), reads=True)
                 await rig.until_listed(2, READER)

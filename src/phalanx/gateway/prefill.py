@@ -49,12 +49,17 @@ _ASKS: Final = {  # what vLLM's engine that reads is asked for; the others are f
     "remote_host": None,
     "remote_port": None,
 }
+_DEAD: Final = frozenset({502, 503, 504})  # a 500 may be of this request alone
 _log: Final = logging.getLogger("phalanx.gateway")
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class PromptNotRead(Exception):
-    """The replica for prompts failed, so that the other one has nothing to answer from. The text says how."""
+    """A replica has not read a prompt. The text says why. `dead`: other requests would fail there as well."""
+
+    def __init__(self, why: str, *, dead: bool) -> None:
+        super().__init__(why)
+        self.dead = dead
 
 
 class _ReservedFields(msgspec.Struct):
@@ -91,7 +96,7 @@ class PrefillRequest:
         body, prompt: JSON of the whole and of its prompt.
         headers: as replicas get them.
         account: that pays for it. `session`: while revisions are compared.
-        place: waits for a replica, which counts the request.
+        place: waits for a replica, which counts the request. `unread`: the jobs of those that failed it, which are asked again only without others.
     """
 
     path_qs: str
@@ -101,6 +106,7 @@ class PrefillRequest:
     account: RequestAccount
     session: Session | None
     place: Callable[[RoutedService, StreamTimer], AbstractAsyncContextManager[RoutedReplica]]
+    unread: set[str]
 
 
 @dataclass(slots=True)
@@ -184,8 +190,10 @@ class PromptReader:
                 try:
                     async with self._beside(session, prefill, replica, request, timer) as found:
                         yield found
-                except (PromptNotRead, NotTransferred):  # where that one has died, the other may notice first
-                    prefill.failed(replica)
+                except (PromptNotRead, NotTransferred) as error:  # where that one has died, the other may notice first
+                    request.unread.add(replica.job_id)
+                    if isinstance(error, PromptNotRead) and error.dead:
+                        prefill.failed(replica)
                     raise
 
     async def _read(
@@ -209,8 +217,9 @@ class PromptReader:
                 ):
                     status, answer = await self._post(session, replica, request, first, trial)
                     timer.first_token()
-            except PromptNotRead:
-                prefill.failed(replica)
+            except PromptNotRead as error:
+                if error.dead:
+                    prefill.failed(replica)
                 failed |= {replica.job_id}
                 how = "failed"
                 continue
@@ -255,11 +264,11 @@ class PromptReader:
                 status = answer.status
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             trial.failed(alone=False)
-            raise PromptNotRead(type(error).__name__) from None
+            raise PromptNotRead(type(error).__name__, dead=True) from None
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 trial.failed(alone=True)
-            raise PromptNotRead(f"status {status}")
+            raise PromptNotRead(f"status {status}", dead=status in _DEAD)
         trial.done(1)
         return status, bytes(text)
 
@@ -304,8 +313,9 @@ class PromptReader:
                 if not (scope.expired() and reading.done() and not reading.cancelled()):
                     raise
                 self._metrics.prefilled(name, "failed")
-                if reading.exception() is not None:
-                    raise PromptNotRead(f"the replica for prompts: {reading.exception()}") from None
+                failure = reading.exception()
+                if failure is not None:
+                    raise failure from None
                 status, text = reading.result()
                 raise Refused(status, text[:4096].decode(errors="replace"), "replica_error") from None
             else:
@@ -334,7 +344,7 @@ class PromptReader:
             ) as answer:
                 found = msgspec.json.decode(await answer.read(), type=_ServerInfo)
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise PromptNotRead(f"its bootstrap port is unknown: {type(error).__name__}") from None
+            raise PromptNotRead(f"its bootstrap port is unknown: {type(error).__name__}", dead=True) from None
         if len(self._ports) > 10_000:
             self._ports.clear()
         self._ports[key] = found.disaggregation_bootstrap_port

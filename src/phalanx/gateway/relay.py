@@ -310,7 +310,7 @@ class RequestRelay:
                         except NotTransferred as error:
                             alone, why = True, str(error)
                         except PromptNotRead as error:
-                            why = str(error)
+                            why = f"a replica that reads prompts: {error}"
                             line.hold_begun()
                         except _NotAnswered as error:
                             service.failed(replica)
@@ -333,7 +333,8 @@ class RequestRelay:
         assert self._session is not None
 
         def place(wanted: RoutedService, timer: StreamTimer) -> contextlib.AbstractAsyncContextManager[RoutedReplica]:
-            return line.replica(prompt, 1, frozenset(), of=wanted, timer=timer)
+            unread = frozenset(line.unread) if wanted.replicas.keys() - line.unread else frozenset[str]()
+            return line.replica(prompt, 1, unread, of=wanted, timer=timer)
 
         asked = PrefillRequest(
             path_qs=request.path_qs,
@@ -343,6 +344,7 @@ class RequestRelay:
             account=line.account,
             session=line.session,
             place=place,
+            unread=line.unread,
         )
         return self._prompts.prepared(self._session, prefill, asked, self.head)
 
@@ -490,6 +492,7 @@ class _Line:
         self.account, self.request = account, request
         self.session: Session | None = None  # while revisions are compared
         self.trial: SessionTrial | NoTrial = NoTrial()
+        self.unread: set[str] = set()  # jobs that failed to read its prompt
         self.answered = 0  # tokens of parts of an answer whose replicas failed
         self._held: web.StreamResponse | None = None
         self._begun: web.StreamResponse | None = None
