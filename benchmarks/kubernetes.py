@@ -321,11 +321,7 @@ def _creates(rig: RealKubernetesRig, after_s: float) -> list[float]:
 def _audit(rig: RealKubernetesRig, after_s: float, users: tuple[str, ...] = ("ada",)) -> list[dict[str, Any]]:
     with open(os.path.join(rig.real.folder, "audit.log"), encoding="utf-8") as file:
         lines = [json.loads(line) for line in file if line.endswith("\n")]
-    return [
-        one
-        for one in lines
-        if one["user"]["username"] in users and _seconds(one["requestReceivedTimestamp"]) >= after_s
-    ]
+    return [one for one in lines if one["user"]["username"] in users and _seconds(one["stageTimestamp"]) >= after_s]
 
 
 def _seconds(stamp: str) -> float:
