@@ -82,10 +82,10 @@ class Campaign:
         return pid
 
     def up(self, *, calm: bool = False) -> None:
-        """Start the head, half of the time with a failpoint at which it dies."""
+        """Start the head, often with a failpoint at which it dies."""
         more = {}
-        if not calm and self.dice.random() < 0.5:
-            more["PHALANX_FAILPOINT"] = f"{self.dice.choice(FAILPOINTS)}=kill:{self.dice.randint(5, 80)}"
+        if not calm and self.dice.random() < 0.3:
+            more["PHALANX_FAILPOINT"] = f"{self.dice.choice(FAILPOINTS)}=kill:{self.dice.randint(20, 200)}"
         for _ in range(20):
             if self.phalanx("up", **more).returncode == 0:
                 return
@@ -98,7 +98,7 @@ class Campaign:
         if pid is None:
             self.kills["failpoint"] += 1
             self.up()
-        elif self.dice.random() < 0.12:
+        elif self.dice.random() < 0.08:
             os.kill(pid, signal.SIGKILL)
             self.kills["signal"] += 1
             while self.head_pid() == pid:

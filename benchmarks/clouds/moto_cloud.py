@@ -155,7 +155,6 @@ def boot(cloud: Cloud, instance: Any, user_data: Any) -> None:
             "PATH": f"{folder}/bin:{os.environ['CLOUD_PATH']}",
             "HOME": folder,
             "PHALANX_HOME": f"{folder}/phalanx",
-            "PHALANX_MACHINE": instance.id,
         }
         with open(f"{folder}/console", "wb") as console:
             cloud.processes[instance.id] = subprocess.Popen(
@@ -170,12 +169,12 @@ def boot(cloud: Cloud, instance: Any, user_data: Any) -> None:
 
 
 def kill_machine(name: str) -> None:
-    """Kill every process of the machine, also those in sessions of their own: they have its name in their environment."""
-    mark = f"PHALANX_MACHINE={name}".encode()
+    """Kill every process of the machine, also those in sessions of their own: their environment has a path in its folder."""
+    mark = f"{os.environ.get('CLOUD_MACHINES', '')}/{name}".encode()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
-                if mark in file.read().split(b"\0"):
+                if mark in file.read():
                     os.kill(int(pid), signal.SIGKILL)
         except OSError:
             continue

@@ -54,6 +54,16 @@ def show(gpu: str, as_json: bool, watch: bool) -> None:
 
 
 @prices.command()
+@click.argument("word", default="")
+@list_options
+def offers(word: str, as_json: bool, watch: bool) -> None:
+    """List what clouds ask for, of all offers or those with WORD: shipped facts with their source and age. No head is asked."""
+    from phalanx.cli.report.price_facts import offers_view
+
+    show_list(lambda: offers_view(word), as_json=as_json, watch=watch)
+
+
+@prices.command()
 @click.argument("file", type=str)
 @click.option("--dry-run", is_flag=True, help="Only print what would change.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

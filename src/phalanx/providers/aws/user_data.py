@@ -24,7 +24,6 @@ def user_data(terms: InstanceTerms, node_id: NodeId, join: MachineJoin) -> str:
     return f"""#!/bin/sh
 # Node {node_id} of Phalanx. The machine ends itself when its head has no use for it, or is silent for {terms.silence_s:g} s.
 export HOME="${{HOME:-/root}}" PHALANX_JOIN_TOKEN={shlex.quote(join.token)}
-{setup} && exec python3 -m phalanx.app.rented_machine {shlex.join(words)}
-echo "phalanx: could not start; switching off" >&2
+{setup} && python3 -m phalanx.app.rented_machine {shlex.join(words)}
 exec shutdown -h now
 """
