@@ -106,8 +106,20 @@ def test_a_job_that_kueue_stops_is_preempted_with_its_reason():
     assert event.why == "Kueue stopped it in the queue lq: to accommodate another (Preempted)"
     assert (verdict.waits, verdict.withdrawn) == (False, False), "its pods end within their grace"
     assert look(verdict.track, RUNNING).events == ()
-    [event] = look(one=RUNNING).events
+    [event] = look(one=RUNNING, said=workload(EVICTED)).events
     assert isinstance(event, AttemptReclaimed), "also if this head has not seen it start"
+
+
+def test_the_reason_of_a_stop_may_arrive_after_the_stop():
+    admitted = look(found=a_job(suspended=False)).track
+    stopped = look(admitted, RUNNING, said=workload(PENDING))
+    assert stopped.events == ()
+    [event] = look(stopped.track, RUNNING, said=workload(EVICTED), after_s=0.1).events
+    assert "to accommodate another" in event.why
+    [event] = look(stopped.track, RUNNING, after_s=1.0).events
+    assert event.why == "Kueue stopped it in the queue lq: its Job was suspended"
+    [event] = look(admitted, RUNNING, reads_workloads=False).events
+    assert isinstance(event, AttemptReclaimed), "no reason can arrive"
 
 
 def test_a_job_that_is_stopped_before_its_ranks_run_is_withdrawn_as_preempted():

@@ -235,6 +235,8 @@ class KubernetesEngine:
     def _is_changing(self, key: _Key, order: AttemptPods) -> bool:
         if self._kueue is not None and self._kueue.waits(key):
             return False
+        if self._kueue is not None and self._kueue.is_stopping(key):
+            return True
         return order.phase is PodsPhase.WAITING or order.attempt_ended_s is not None or bool(order.ended_s)
 
     def _drain_updates(self) -> None:

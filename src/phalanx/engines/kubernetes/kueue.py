@@ -27,6 +27,7 @@ GROUP: Final = "kueue.x-k8s.io"
 QUEUE_LABEL: Final = f"{GROUP}/queue-name"
 NO_WORKLOAD_S: Final = 10.0  # after its Job, Kueue makes a Workload within milliseconds
 TELL_EVERY_S: Final = 5.0  # a text about the same wait, such as another position
+REASON_S: Final = 0.4  # for which the reason of a stop may arrive after the stop: they are of two watches
 STOP_DELAY_S: Final = 1  # of SIGTERM: the head's own order to save comes first, and says that the attempt is preempted
 _BEFORE_START: Final = (AttemptState.PLACED, AttemptState.STOPPING)
 
@@ -63,6 +64,7 @@ class KueueTrack:
         created_s: when its Job was created, or found.
         told, told_s: the last reason that was reported for its wait, and when.
         admitted: Kueue has started it.
+        stopped_s: when its Job was first seen suspended again without a reason; 0 before.
         settled: its end was reported.
     """
 
@@ -71,6 +73,7 @@ class KueueTrack:
     told: str = ""
     told_s: float = 0.0
     admitted: bool = False
+    stopped_s: float = 0.0
     settled: bool = False
 
 
@@ -263,8 +266,11 @@ def evaluate(
             track=track, events=(admitted,) if attempt.state is AttemptState.PLACED else (), admitted_now=True
         )
     if track.admitted or not waiting:
-        reason = (workload.evicted if workload is not None else "") or "its Job was suspended"
-        why = f"Kueue stopped it in the queue {track.queue}: {reason}"
+        reason = workload.evicted if workload is not None else ""
+        stopped_s = track.stopped_s or now_s
+        if not reason and reads_workloads and now_s - stopped_s < REASON_S:
+            return KueueVerdict(track=replace(track, stopped_s=stopped_s))
+        why = f"Kueue stopped it in the queue {track.queue}: {reason or 'its Job was suspended'}"
         if attempt.state is AttemptState.PLACED or waiting:
             return _withdraw(track, attempt, why, EndCause.PREEMPTED)
         back = AttemptReclaimed(job_id=attempt.job_id, epoch=attempt.epoch, why=why)

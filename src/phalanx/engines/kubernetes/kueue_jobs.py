@@ -122,6 +122,11 @@ class KueueJobs:
         track = self._tracks.get(key)
         return track is not None and not track.admitted and not track.settled
 
+    def is_stopping(self, key: _Key) -> bool:
+        """Whether Kueue stopped the attempt, and the reason is still awaited."""
+        track = self._tracks.get(key)
+        return track is not None and track.stopped_s > 0.0 and not track.settled
+
     def follows(self, key: _Key) -> bool:
         """Whether the attempt has a Job."""
         return key in self._tracks or self._job(key) is not None
