@@ -251,6 +251,19 @@ def test_a_stop_of_what_ec2_does_not_know_is_done_and_of_one_stray_leaves_the_ot
         provider().stop(order(machine="i-9"))
 
 
+def test_the_end_of_a_head_ends_its_instances_by_one_call_and_with_running_jobs_none(monkeypatch):
+    started = {"Instances": [instance("i-new")]}
+    left = listed(instance("i-1"), instance("i-2"), instance("i-over", "terminated"))
+    cloud = Cloud(monkeypatch, run_instances=started, describe_instances=[left, listed()], terminate_instances={})
+    one = provider()
+    one.open([order(), order(token="p-1-k", known_machine="i-2")])
+    one.start(order(token="p-2-k"))  # the list does not have it yet
+    one.close(keep_nodes=True)
+    assert cloud.of("terminate_instances") == []
+    one.close(keep_nodes=False)
+    assert cloud.of("terminate_instances") == [{"InstanceIds": ["i-1", "i-2", "i-new"]}]
+
+
 def test_the_list_is_that_of_the_owner_of_all_pages(monkeypatch):
     one = instance("i-1", "running", node="p-0", token="p-0-k", offer=OFFER)
     pages = [{**listed(one), "NextToken": "more"}, listed(instance("i-2", "terminated", node="p-1", token="x"))]

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
@@ -135,6 +135,7 @@ class AwsProvider:
         instance = found[0]
         if instance["State"]["Name"] in _ENDED:
             raise OSError(f"instance {instance['InstanceId']} has ended: {instance.get('StateTransitionReason', '')}")
+        self._seen[order.token] = replace(order, known_machine=instance["InstanceId"])
         return StartedMachine(machine=instance["InstanceId"], since_s=instance["LaunchTime"].timestamp())
 
     def stop(self, order: NodeOrder) -> Sequence[ChargedMachine]:
@@ -188,12 +189,17 @@ class AwsProvider:
         return CloudRights(rights=check_rights(account, settings.get("image", "")), policy=policy)
 
     def close(self, *, keep_nodes: bool) -> None:
-        """Unless `keep_nodes`, terminate the instances; their orders stay."""
-        for order in [] if keep_nodes else list(self._seen.values()):
+        """Unless `keep_nodes`, terminate the instances, by one list and one call for each region; their orders stay."""
+        regions = {} if keep_nodes else {parse_account(one.settings): one.settings for one in self._seen.values()}
+        for account, settings in regions.items():
             try:
-                self.stop(order)
+                known = {one.known_machine for one in self._seen.values() if parse_account(one.settings) == account}
+                listed = {one.machine: one.ended for one in self.machines(settings)}
+                left = sorted({one for one in {*listed, *known} - {""} if not listed.get(one, False)})
+                if left:
+                    self._terminate(account, left)
             except OSError as error:
-                _log.error("the instance of %s runs until it ends itself: %s", order.node_id, error)
+                _log.error("instances in %s run until they end themselves: %s", account.region, error)
 
     @property
     def _owner(self) -> str:
