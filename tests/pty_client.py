@@ -46,6 +46,13 @@ class PtyClient:
         os.close(self.fd)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
+    def ends_within(self, seconds):
+        """Whether it closes its terminal so soon."""
+        until_s = time.monotonic() + seconds
+        while self._read(until_s):
+            pass
+        return time.monotonic() < until_s
+
     def kill(self):
         os.kill(self.pid, signal.SIGKILL)
         return self.end()

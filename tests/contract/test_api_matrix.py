@@ -87,7 +87,10 @@ def test_only_health_the_public_certificate_and_the_sign_in_are_open(every_route
 
 
 def test_node_tokens_reach_the_supervisors_channel_and_the_way_in_alone(every_route):
-    assert [route.path for route, _ in every_route if route.declared.action is Action.JOIN] == ["/v1/join"]
+    joining = {(method, route.path) for route, method in every_route if route.declared.action is Action.JOIN}
+    assert joining == {("POST", "/v1/join"), ("GET", "/v1/join/order")}, (
+        "the second: whether the machine is still wanted"
+    )
     for route, _ in every_route:
         assert (route.declared.action is Action.SUPERVISE) == route.path.startswith("/v1/node/")
 
