@@ -115,6 +115,8 @@ class Campaign:
             if done.returncode == 0 or "exists already" in done.stderr:
                 self.added += 1
                 self.live[name] = time.monotonic() + self.dice.uniform(4.0, 15.0)
+            elif "needs botocore" in done.stderr:
+                raise SystemExit(done.stderr)
         time.sleep(ROUND_S)
 
     @property

@@ -10,7 +10,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.state.reports import AttemptQueued, AttemptReclaimed, AttemptWithdrawn
 from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
 from phalanx.engines.kubernetes import kueue, render
-from phalanx.engines.kubernetes.kueue import NO_WORKLOAD_S, TELL_EVERY_S, KueueTrack, evaluate
+from phalanx.engines.kubernetes.kueue import NO_WORKLOAD_S, REPORT_EVERY_S, KueueTrack, evaluate
 from phalanx.engines.kubernetes.parse import INDEX_ANNOTATION, parse_pod
 from tests.builders import job, placed
 from tests.unit.test_kubernetes_objects import OWNER, settings
@@ -85,8 +85,8 @@ def test_the_position_is_part_of_the_reason_and_no_workload_is_one():
 def test_a_reason_that_changes_often_is_told_rarely():
     first = look(said=workload(PENDING))
     assert not look(first.track, said=workload(PENDING), after_s=60.0).events
-    assert not look(first.track, position=1, after_s=TELL_EVERY_S - 0.1).events
-    assert look(first.track, position=1, after_s=TELL_EVERY_S).events
+    assert not look(first.track, position=1, after_s=REPORT_EVERY_S - 0.1).events
+    assert look(first.track, position=1, after_s=REPORT_EVERY_S).events
 
 
 def test_a_job_that_kueue_starts_is_admitted_once():

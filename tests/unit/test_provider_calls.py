@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,6 +12,7 @@ from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.reports import MachinesListed, ProviderOutcome
 from phalanx.ports.provider import CallUnanswered, OfferRefused
+from tests.contract.records import node_pool, pool_node
 
 WAIT_S = 60.0  # a guard against hangs
 
@@ -79,6 +81,35 @@ def test_a_call_that_is_repeated_while_the_provider_is_slow_is_made_once():
         ("p-0", ProviderOutcome.STOPPED),
         ("p-0", ProviderOutcome.STARTED),
     ]
+
+
+def test_an_order_that_is_given_up_before_its_start_was_sent_costs_no_call():
+    provider, told = SlowProvider(), queue.SimpleQueue[Any]()
+    calls = ProviderCalls(create=lambda _: provider)
+    calls.open({}, {}, lambda reports: told.put(reports[0]))
+    calls.send([call(ProviderAction.START, "p-0"), call(ProviderAction.START, "p-1")])
+    assert provider.begun.wait(WAIT_S)
+    calls.send([call(ProviderAction.STOP, "p-1"), call(ProviderAction.STOP, "p-0")])
+    provider.go_on.set()
+    outcomes = [told.get(timeout=WAIT_S) for _ in range(3)]
+    calls.close(keep_nodes=True)
+    assert provider.calls == [("start", "p-0"), ("stop", "p-0")]
+    assert [(one.node_id, one.outcome) for one in outcomes] == [
+        ("p-0", ProviderOutcome.STARTED),
+        ("p-1", ProviderOutcome.STOPPED),
+        ("p-0", ProviderOutcome.STOPPED),
+    ]
+
+
+def test_an_order_of_an_earlier_head_is_stopped_by_a_call():
+    provider, told = SlowProvider(), queue.SimpleQueue[Any]()
+    pool, member = replace(node_pool(), provider="slow"), replace(pool_node("p-0"), token="p-0-k")
+    calls = ProviderCalls(create=lambda _: provider)
+    calls.open({pool.id: pool}, {member.id: member}, lambda reports: told.put(reports[0]))
+    calls.send([call(ProviderAction.STOP, "p-0")])
+    assert told.get(timeout=WAIT_S).outcome is ProviderOutcome.STOPPED
+    calls.close(keep_nodes=True)
+    assert provider.calls == [("stop", "p-0")]
 
 
 def test_lists_and_the_ways_in_which_a_start_can_fail_are_told_apart():

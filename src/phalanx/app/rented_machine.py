@@ -1,7 +1,7 @@
 """The main process of a rented machine: `python -m phalanx.app.rented_machine`, started by the machine's start script.
 
 It joins the head, runs the node, and switches the machine off when the head has no use for it, has been silent for too long, or refuses it: a
-machine that nobody wants must not be paid for, also if the head is gone for good. The join token is in PHALANX_JOIN_TOKEN. In
+machine that is not needed must not be paid for, also if the head is gone for good. The join token is in PHALANX_JOIN_TOKEN. In
 PHALANX_POWER_OFF a test names another command than the one that switches the machine off.
 """
 

@@ -4,7 +4,7 @@ It reads PHALANX_RESIDENT (wire.resident) and becomes a normal supervisor (app.n
 
 - SIGTERM, by which Kubernetes deletes, evicts or preempts a pod. The head sees that too, and drains the node: the ranks of the whole gang
   save together. So the supervisor waits until no attempt is left, or until shortly before the pod's grace period is over.
-- The head has not answered for `head_gone_s`: nobody else would ever free the GPUs. Its ranks froze long before, when their lease ended.
+- The head has not answered for `head_gone_s`: nothing else would ever free the GPUs. Its ranks froze long before, when their lease ended.
 """
 
 from __future__ import annotations

@@ -98,7 +98,12 @@ class ProviderCalls:
 
 @dataclass(slots=True, kw_only=True)
 class _Worker:
-    """The thread of one provider."""
+    """The thread of one provider.
+
+    Attributes:
+        called: tokens of orders for which a start was or may have been sent, by this head or an earlier one.
+        given_up: tokens of orders that are to be stopped: starts that are still queued are dropped.
+    """
 
     name: str
     find: Callable[[str], NodeProvider]
@@ -108,17 +113,22 @@ class _Worker:
     boottime_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     calls: queue.SimpleQueue[ProviderCall] = field(default_factory=queue.SimpleQueue)
     unanswered: set[tuple[str, ProviderAction, str, str]] = field(default_factory=set)
+    called: set[str] = field(default_factory=set)
+    given_up: set[str] = field(default_factory=set)
     ended: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread = field(default_factory=threading.Thread)
 
     def add(self, call: ProviderCall) -> None:
         """Queue the call unless the same is queued or under way."""
+        if call.action is ProviderAction.STOP and not call.machine:
+            self.given_up.add(call.token)
         if _key(call) not in self.unanswered:
             self.unanswered.add(_key(call))
             self.calls.put(call)
 
     def run(self) -> None:
         """Carry out calls until the head closes."""
+        self.called.update(order.token for order in self.orders)
         while not self.ended.is_set():
             try:
                 self._step()
@@ -137,7 +147,9 @@ class _Worker:
             call = None
         if call is not None:
             try:
-                self.report([self._carry_out(call)])
+                report = self._carry_out(call)
+                if report is not None:
+                    self.report([report])
             finally:
                 self.unanswered.discard(_key(call))
         if provider is not None:
@@ -157,9 +169,18 @@ class _Worker:
             self.provider = provider
         return self.provider
 
-    def _carry_out(self, call: ProviderCall) -> Report:
+    def _carry_out(self, call: ProviderCall) -> Report | None:
         if call.action is ProviderAction.LIST:
             return self._list(call)
+        if call.action is ProviderAction.START:
+            if call.token in self.given_up:
+                return None
+            self.called.add(call.token)
+        elif not call.machine and call.token not in self.called:  # nothing was ever asked for
+            self.given_up.discard(call.token)
+            return ProviderReported(
+                node_id=call.node_id, token=call.token, offer=call.offer, outcome=ProviderOutcome.STOPPED
+            )
         order = NodeOrder(
             node_id=call.node_id,
             token=call.token,
@@ -176,6 +197,9 @@ class _Worker:
             provider = self._opened()
             if call.action is ProviderAction.STOP:
                 stopped = tuple(provider.stop(order))
+                if not call.machine:
+                    self.called.discard(call.token)
+                    self.given_up.discard(call.token)
                 return report(outcome=ProviderOutcome.STOPPED, machine=call.machine, stopped=stopped)
             started = provider.start(order)
         except (OSError, PhalanxError) as error:

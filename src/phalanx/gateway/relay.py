@@ -19,7 +19,6 @@ from typing import Final
 import aiohttp
 import msgspec
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 
 from phalanx.gateway.canary_sessions import SESSION_HEADER, NoTrial, Session, SessionTrial, session_of
 from phalanx.gateway.continuation import ReplicaFailed, StreamContinuation
@@ -40,11 +39,12 @@ from phalanx.gateway.prefill import (
 )
 from phalanx.gateway.refusals import Refused
 from phalanx.gateway.request_accounts import RequestAccount, RequestAccounts, read_headers
-from phalanx.gateway.routing import RoutedReplica, expected_tokens
+from phalanx.gateway.request_body import CompletionRequest, parse_request, read_body
+from phalanx.gateway.routing import RoutedReplica
 from phalanx.gateway.services import RoutedService, ServiceTable
 from phalanx.gateway.silence import SilenceWatch
-from phalanx.gateway.slow_clients import BODY_S
 from phalanx.gateway.stream_records import NotExact, RecordBudget, StreamRecord, begins_with_error
+from phalanx.gateway.token_count import TokenCount
 from phalanx.wire.api.head import CurrentUser
 
 ROUTES: Final = (
@@ -55,13 +55,11 @@ ROUTES: Final = (
     "/v1/rerank",
     "/v1/score",
 )
-BODY_MAX: Final = 16 << 20
 TRIES: Final = 3
 CLIENT_LEFT: Final = 499  # in metrics, as nginx counts it
 CONNECT_S: Final = 5.0
+ERROR_BYTES: Final = 4096  # of an error of an engine that are passed on
 COMMENT_S: Final = 5.0  # between comments to a client that waits; proxies commonly close a silent connection after 60 s
-TAIL_BYTES: Final = 4096  # of an answer, where its `usage` stands
-PARTS_BYTES: Final = 8 << 10  # of an answer, before all but its tail are dropped
 _RETRY_STATUS: Final = frozenset({502, 503, 504})
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -91,44 +89,6 @@ _NOT_FORWARDED: Final = _HOP_BY_HOP | {
 }
 _NOT_RETURNED: Final = _HOP_BY_HOP | {"date", "server"}
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
-_COUNTS: Final = re.compile(rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens)"\s*:\s*(\d{1,12})')
-
-
-class _Request(msgspec.Struct):
-    """What routing needs of a body; everything else is passed as it is."""
-
-    model: str
-    stream: bool = False
-    messages: msgspec.Raw = msgspec.Raw(b"")
-    prompt: msgspec.Raw = msgspec.Raw(b"")
-    input: msgspec.Raw = msgspec.Raw(b"")
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    n: int | None = None
-    priority: int | None = None
-    safety_identifier: msgspec.Raw = msgspec.Raw(b"")
-    user: msgspec.Raw = msgspec.Raw(b"")
-    prompt_cache_key: msgspec.Raw = msgspec.Raw(b"")
-
-    @property
-    def prompt_json(self) -> msgspec.Raw:
-        """The JSON of the prompt."""
-        return self.messages or self.prompt or self.input
-
-    @property
-    def answer_limit(self) -> int | None:
-        """The most tokens of one answer; None if the request does not limit it."""
-        return self.max_tokens or self.max_completion_tokens or self.max_output_tokens
-
-    @property
-    def tokens(self) -> int:
-        """An estimate of all tokens that it will use."""
-        return expected_tokens(len(self.prompt_json), 0.0, self.answer_limit) * max(1, self.n or 1)
-
-
-_decoder: Final = msgspec.json.Decoder(_Request)
 
 
 class RequestRelay:
@@ -215,8 +175,8 @@ class RequestRelay:
         name, began_s = "", time.monotonic()
         try:
             user = await user_of(self.head, request)
-            body = await _read(request)
-            wanted = _parse(body)
+            body = await read_body(request)
+            wanted = parse_request(body)
             service = self._service(wanted.model, user)
             name = str(service.view.name)
             asked = read_headers(request.headers)
@@ -265,7 +225,7 @@ class RequestRelay:
         timeout_s: float | None,
         request: web.Request,
         service: RoutedService,
-        wanted: _Request,
+        wanted: CompletionRequest,
         body: bytes,
         account: RequestAccount,
         timer: StreamTimer,
@@ -281,7 +241,7 @@ class RequestRelay:
             return await line.end(Refused(504, late, "timeout"))
 
     async def _serve(
-        self, request: web.Request, service: RoutedService, wanted: _Request, body: bytes, line: _Line
+        self, request: web.Request, service: RoutedService, wanted: CompletionRequest, body: bytes, line: _Line
     ) -> web.StreamResponse:
         prompt, limit = bytes(wanted.prompt_json), wanted.answer_limit
         prefill = service.prefill
@@ -387,27 +347,13 @@ class RequestRelay:
             if upstream.status in _RETRY_STATUS and not last:
                 raise _NotAnswered(f"status {upstream.status}")
             answer = await line.begin(upstream)
-            count, goes_on, begun = _TokenCount(streamed=_is_stream(upstream)), False, False
-            watched = self.silence.watch(upstream)
+            count, goes_on = TokenCount(streamed=_is_stream(upstream)), False
             try:
-                async for chunk in upstream.content.iter_any():
-                    watched.chunks += 1
-                    if not begun:
-                        if sent.transfers and count.streamed and not last and begins_with_error(chunk):
-                            goes_on = True
-                            line.hold(answer, 0)
-                            raise NotTransferred("it ended its answer with an error")
-                        begun = sent.begun = True
-                        line.timer.first_token()
-                        line.trial.first_token()
-                    passed = record.take(chunk)
-                    if passed:
-                        count.add(passed)
-                        watched.reading = False
-                        await answer.write(passed)
-                        watched.reading = True
-                    if record.failed:
-                        raise aiohttp.ServerDisconnectedError("it ended its answer with an error")
+                await self._pass_on(upstream, answer, sent, line, record, count, may_retry=not last)
+            except NotTransferred:
+                goes_on = True
+                line.hold(answer, 0)
+                raise
             except (
                 aiohttp.ClientPayloadError,
                 aiohttp.ServerDisconnectedError,
@@ -425,13 +371,49 @@ class RequestRelay:
                 service.failed(replica)
                 return await _broken(answer, _failed_midway(type(error).__name__), streamed=count.streamed)
             finally:
-                self.silence.end(watched)
                 tokens = count.result()
                 if upstream.status == HTTPStatus.OK and not goes_on:
                     line.account.used(*tokens)
             line.trial.done(tokens[1])
             await answer.write_eof()
             return answer
+
+    async def _pass_on(
+        self,
+        upstream: aiohttp.ClientResponse,
+        answer: web.StreamResponse,
+        sent: PreparedBody,
+        line: _Line,
+        record: StreamRecord,
+        count: TokenCount,
+        *,
+        may_retry: bool,
+    ) -> None:
+        """Write an answer to the client as it comes.
+
+        Raises:
+            NotTransferred: it begins with an error, and may be asked for again.
+        """
+        watched, begun = self.silence.watch(upstream), False
+        try:
+            async for chunk in upstream.content.iter_any():
+                watched.chunks += 1
+                if not begun:
+                    if may_retry and sent.transfers and count.streamed and begins_with_error(chunk):
+                        raise NotTransferred("it ended its answer with an error")
+                    begun = sent.begun = True
+                    line.timer.first_token()
+                    line.trial.first_token()
+                passed = record.take(chunk)
+                if passed:
+                    count.add(passed)
+                    watched.reading = False
+                    await answer.write(passed)
+                    watched.reading = True
+                if record.failed:
+                    raise aiohttp.ServerDisconnectedError("it ended its answer with an error")
+        finally:
+            self.silence.end(watched)
 
     async def _continue(
         self, service: RoutedService, replica: RoutedReplica, record: StreamRecord, line: _Line
@@ -444,7 +426,7 @@ class RequestRelay:
         assert self._session is not None
         answer, request = line.begun, line.request
         headers = self._headers(request, line)
-        count = _TokenCount(streamed=True)
+        count = TokenCount(streamed=True)
 
         async def write(part: bytes) -> None:
             count.add(part)
@@ -577,7 +559,7 @@ class _Line:
             if upstream.status != HTTPStatus.OK:  # the client has got status 200 already
                 text = b""
                 with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                    text = await upstream.content.read(TAIL_BYTES)
+                    text = await upstream.content.read(ERROR_BYTES)
                 refused = Refused(upstream.status, text.decode(errors="replace"), "replica_error")
                 await self.refuse(refused, leave=True)
             return self._held
@@ -632,46 +614,7 @@ class _Answered(Exception):
         self.answer = answer
 
 
-class _TokenCount:
-    """Counts the tokens of an answer without reading its events: by the `usage` at its end, else one for each event."""
-
-    def __init__(self, *, streamed: bool) -> None:
-        self.streamed = streamed
-        self._events = 0
-        self._parts: list[bytes] = []  # the last ones
-        self._kept = 0
-
-    def add(self, chunk: bytes) -> None:
-        """Take over the next bytes."""
-        if self.streamed:
-            self._events += chunk.count(b"\n\n")
-        self._parts.append(chunk)
-        self._kept += len(chunk)
-        if self._kept > PARTS_BYTES:
-            self._parts = [self._tail]
-            self._kept = len(self._parts[0])
-
-    @property
-    def _tail(self) -> bytes:
-        return b"".join(self._parts)[-TAIL_BYTES:]
-
-    @property
-    def empty(self) -> bool:
-        """Whether no byte has come."""
-        return not self._kept
-
-    def result(self) -> tuple[int, int]:
-        """Return the tokens of the prompt and of the answer; the prompt's are 0 where the replica does not say."""
-        tail = self._tail
-        marks = list(_USAGE.finditer(tail)) if b'"usage"' in tail else ()
-        if marks:
-            found = {name: int(value) for name, value in _COUNTS.findall(tail[marks[-1].end() :])}
-            prompt = found.get(b"prompt_tokens", found.get(b"input_tokens", 0))
-            return prompt, found.get(b"completion_tokens", found.get(b"output_tokens", 0))
-        return 0, max(0, self._events - 1)  # the last event is [DONE]
-
-
-def _session(request: web.Request, wanted: _Request, prompt: bytes, line: _Line) -> Session:
+def _session(request: web.Request, wanted: CompletionRequest, prompt: bytes, line: _Line) -> Session:
     header = request.headers.get(SESSION_HEADER, "")[:256]
     named = tuple(map(bytes, (wanted.safety_identifier, wanted.user, wanted.prompt_cache_key)))
     user = line.account.user
@@ -685,27 +628,6 @@ def _client_left(request: web.Request) -> bool:
 def _is_stream(upstream: aiohttp.ClientResponse) -> bool:
     """Return whether a replica answers with events."""
     return upstream.content_type == "text/event-stream"
-
-
-async def _read(request: web.Request) -> bytes:
-    try:
-        async with asyncio.timeout(BODY_S):
-            return await request.read()
-    except (HttpProcessingError, web.RequestPayloadError) as error:
-        raise Refused(400, f"the body cannot be read: {type(error).__name__}", "invalid_body") from None
-    except TimeoutError:
-        raise Refused(408, f"the body did not arrive within {BODY_S:g} s", "timeout") from None
-    except web.HTTPRequestEntityTooLarge:
-        raise Refused(413, f"a request has at most {BODY_MAX >> 20} MiB", "too_large") from None
-
-
-def _parse(body: bytes) -> _Request:
-    try:
-        return _decoder.decode(body)
-    except RecursionError:
-        raise Refused(400, "the body is nested too deeply", "invalid_body") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Refused(400, f"the body is not a request of this API: {str(error)[:200]}", "invalid_body") from None
 
 
 def _forwarded(headers: Iterable[tuple[str, str]], without: frozenset[str]) -> list[tuple[str, str]]:

@@ -25,8 +25,9 @@ from phalanx.gateway.limit_shares import LimitShareLink
 from phalanx.gateway.metrics import GatewayMetrics
 from phalanx.gateway.rate_limits import RateLimiter
 from phalanx.gateway.refusals import Refused
-from phalanx.gateway.relay import BODY_MAX, ROUTES, RequestRelay
+from phalanx.gateway.relay import ROUTES, RequestRelay
 from phalanx.gateway.request_accounts import RequestAccounts
+from phalanx.gateway.request_body import BODY_MAX
 from phalanx.gateway.saved_prefixes import PrefixFiles
 from phalanx.gateway.services import ServiceTable
 from phalanx.gateway.slow_clients import SlowClients

@@ -289,7 +289,7 @@ def _setting(options: dict[str, Any], policy: str, trace: Any) -> Any:
 @contextmanager
 def _events_file(path: str | None) -> Iterator[Callable[[str], Any] | None]:
     """Yield what writes one line of the file of events; None without one."""
-    if path is None:
+    if not path:
         yield None
         return
     with open(path, "w", encoding="utf-8") as file:

@@ -27,14 +27,14 @@ class MachineSweep:
 
     Attributes:
         strays_s: when each stray machine was first listed, by pool and machine.
-        told: strays whose stop is in the history.
+        recorded: strays whose stop is in the history.
         missing: in how many lists the machine of an order was missing, by token.
         asked_s: when the newest complete list of each pool was asked for; `busy`: the pools with a machine in theirs.
         empty_s: since when each pool that is being removed has had no node.
     """
 
     strays_s: dict[tuple[PoolId, str], float] = field(default_factory=dict)
-    told: set[tuple[PoolId, str]] = field(default_factory=set)
+    recorded: set[tuple[PoolId, str]] = field(default_factory=set)
     missing: dict[str, int] = field(default_factory=dict)
     asked_s: dict[PoolId, float] = field(default_factory=dict)
     busy: set[PoolId] = field(default_factory=set)
@@ -88,8 +88,8 @@ class MachineSweep:
             since_s = self.strays_s[key] = known.get(key, boot_s)
             if boot_s - since_s < STRAY_GRACE_S:
                 continue
-            if key not in self.told:
-                self.told.add(key)
+            if key not in self.recorded:
+                self.recorded.add(key)
                 text = f"pool {pool.id} stops machine {one.machine}, which no record has: order {one.token}"
                 context.add_history("machine_stray", text, facts={"machine": one.machine, "order": one.token})
             context.provider_calls.append(
@@ -106,7 +106,7 @@ class MachineSweep:
                     machine=one.machine,
                 )
             )
-        self.told &= self.strays_s.keys()
+        self.recorded &= self.strays_s.keys()
 
 
 def _pool_of(machine: ListedMachine) -> PoolId:

@@ -26,7 +26,7 @@ from phalanx.wire.seat import SEAT_RANK_VARIABLE
 GROUP: Final = "kueue.x-k8s.io"
 QUEUE_LABEL: Final = f"{GROUP}/queue-name"
 NO_WORKLOAD_S: Final = 10.0  # after its Job, Kueue makes a Workload within milliseconds
-TELL_EVERY_S: Final = 5.0  # a text about the same wait, such as another position
+REPORT_EVERY_S: Final = 5.0  # a text about the same wait, such as another position
 REASON_S: Final = 0.4  # for which the reason of a stop may arrive after the stop: they are of two watches
 STOP_DELAY_S: Final = 1  # of SIGTERM: the head's own order to save comes first, and says that the attempt is preempted
 _BEFORE_START: Final = (AttemptState.PLACED, AttemptState.STOPPING)
@@ -62,7 +62,7 @@ class KueueTrack:
 
     Attributes:
         created_s: when its Job was created, or found.
-        told, told_s: the last reason that was reported for its wait, and when.
+        reported, reported_s: the last reason that was reported for its wait, and when.
         admitted: Kueue has started it.
         stopped_s: when its Job was first seen suspended again without a reason; 0 before.
         settled: its end was reported.
@@ -70,8 +70,8 @@ class KueueTrack:
 
     queue: str
     created_s: float
-    told: str = ""
-    told_s: float = 0.0
+    reported: str = ""
+    reported_s: float = 0.0
     admitted: bool = False
     stopped_s: float = 0.0
     settled: bool = False
@@ -198,7 +198,7 @@ def parse_workload(item: Mapping[str, Any]) -> KueueWorkload:
     return KueueWorkload(
         job_uid=str(owners[0].get("uid") or "") if owners else "",
         waits=_why_waits(spec, status),
-        evicted=_told(evicted) if evicted.get("status") == "True" else "",
+        evicted=_reason_of(evicted) if evicted.get("status") == "True" else "",
     )
 
 
@@ -280,10 +280,10 @@ def evaluate(
             track, attempt, f"it left the queue {track.queue} of Kueue", attempt.stop_cause or EndCause.CONTENDED
         )
     text = _describe_wait(track, workload, now_s, position, reads_workloads=reads_workloads)
-    if text == track.told or (track.told and now_s - track.told_s < TELL_EVERY_S):
+    if text == track.reported or (track.reported and now_s - track.reported_s < REPORT_EVERY_S):
         return KueueVerdict(track=track, waits=True)
     waits = AttemptQueued(job_id=attempt.job_id, epoch=attempt.epoch, why=text)
-    return KueueVerdict(track=replace(track, told=text, told_s=now_s), events=(waits,), waits=True)
+    return KueueVerdict(track=replace(track, reported=text, reported_s=now_s), events=(waits,), waits=True)
 
 
 def _withdraw(track: KueueTrack, attempt: Attempt, why: str, cause: EndCause) -> KueueVerdict:
@@ -309,10 +309,10 @@ def _why_waits(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
         return "it was deactivated in Kueue"
     finished = condition(status, "Finished")
     if finished.get("status") == "True":
-        return _told(finished)
+        return _reason_of(finished)
     quota = condition(status, "QuotaReserved")
     if quota.get("status") != "True":
-        return _told(quota)
+        return _reason_of(quota)
     checks = [one for one in status.get("admissionChecks") or () if one.get("state") != "Ready"]
     shown = "; ".join(
         f"{one.get('name')} is {one.get('state')}"
@@ -322,6 +322,6 @@ def _why_waits(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     return f"it has quota, and waits for admission checks: {shown}" if shown else ""
 
 
-def _told(found: Mapping[str, Any]) -> str:
+def _reason_of(found: Mapping[str, Any]) -> str:
     reason, message = one_line(found.get("reason")), one_line(found.get("message"))
     return f"{message} ({reason})" if message and reason else message or reason

@@ -56,7 +56,7 @@ class KueueJobs:
 
     def __post_init__(self) -> None:
         self._jobs = ObjectTable(kueue.parse_job, self.changed_hook, self.answered_hook)
-        # Without Workloads everything works but the reason of a wait, so their failure is none of the cluster.
+        # Without Workloads only the reason of a wait is missing, so a failure to list them is not one of the cluster.
         self._workloads = ObjectTable(kueue.parse_workload, self.changed_hook, lambda _: None)
 
     @property

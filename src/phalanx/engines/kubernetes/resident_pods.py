@@ -249,7 +249,7 @@ class ResidentPods:
         self.api.ended.set()
 
     def _typical_node(self, gpus: int) -> KubernetesNode | None:
-        """Return a node that can run such a pod, of the most frequent model; None if there is none, or nodes cannot be listed."""
+        """Return a node that can run such a pod, of the most frequent model; None if no node can, or nodes cannot be listed."""
         if not self.lists_nodes:
             return None
         try:

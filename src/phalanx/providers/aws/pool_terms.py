@@ -119,7 +119,7 @@ def parse_terms(settings: Mapping[str, str]) -> InstanceTerms:
     markets = tuple(dict.fromkeys(_words(settings.get("market", ON_DEMAND))))
     for market in markets:
         if market not in {ON_DEMAND, SPOT} and not _RESERVED.fullmatch(market):
-            raise BadRequest(f"market {market!r} is none of on-demand, spot, reserved:cr-..., block:cr-...")
+            raise BadRequest(f"market {market!r} is not one of on-demand, spot, reserved:cr-..., block:cr-...")
     silence_s = parse_duration_s(settings["silence"], what="silence") if "silence" in settings else SILENCE_S
     if silence_s < 60.0:
         raise BadRequest("a machine cannot end itself after less than 60 s of silence: a head restarts in that time")
