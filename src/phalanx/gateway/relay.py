@@ -20,6 +20,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from phalanx.gateway.answer_tokens import AnswerTokens
 from phalanx.gateway.canary_sessions import SESSION_HEADER, NoTrial, Session, SessionTrial, session_of
 from phalanx.gateway.continuation import ReplicaFailed, StreamContinuation
 from phalanx.gateway.fair_queue import WaitingRoomFull
@@ -44,7 +45,6 @@ from phalanx.gateway.routing import RoutedReplica
 from phalanx.gateway.services import RoutedService, ServiceTable
 from phalanx.gateway.silence import SilenceWatch
 from phalanx.gateway.stream_records import NotExact, RecordBudget, StreamRecord, begins_with_error
-from phalanx.gateway.token_count import TokenCount
 from phalanx.wire.api.head import CurrentUser
 
 ROUTES: Final = (
@@ -347,7 +347,7 @@ class RequestRelay:
             if upstream.status in _RETRY_STATUS and not last:
                 raise _NotAnswered(f"status {upstream.status}")
             answer = await line.begin(upstream)
-            count, goes_on = TokenCount(streamed=_is_stream(upstream)), False
+            count, goes_on = AnswerTokens(streamed=_is_stream(upstream)), False
             try:
                 await self._pass_on(upstream, answer, sent, line, record, count, may_retry=not last)
             except NotTransferred:
@@ -385,7 +385,7 @@ class RequestRelay:
         sent: PreparedBody,
         line: _Line,
         record: StreamRecord,
-        count: TokenCount,
+        count: AnswerTokens,
         *,
         may_retry: bool,
     ) -> None:
@@ -426,7 +426,7 @@ class RequestRelay:
         assert self._session is not None
         answer, request = line.begun, line.request
         headers = self._headers(request, line)
-        count = TokenCount(streamed=True)
+        count = AnswerTokens(streamed=True)
 
         async def write(part: bytes) -> None:
             count.add(part)

@@ -11,7 +11,7 @@ _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
 _COUNTS: Final = re.compile(rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens)"\s*:\s*(\d{1,12})')
 
 
-class TokenCount:
+class AnswerTokens:
     """Counts the tokens of an answer without reading its events: by the `usage` at its end, else one for each event."""
 
     def __init__(self, *, streamed: bool) -> None:
