@@ -331,7 +331,7 @@ changelog: $(READYDEV) ## print the section that the changelog fragments would m
 deb: wheel ## dist/*.deb, with all that Phalanx imports; for the Debian whose Python has the minor version of .venv's
 	packaging/deb/build.sh $(BIN)/python "$$(ls -t dist/*.whl | head -1)" dist
 
-image: deb ## a container image phalanx:VERSION of head and node, built by podman
+image: deb ## a container image phalanx:VERSION for heads, nodes and pods, built by podman; BASE=IMAGE: that image with Phalanx
 	packaging/image/build.sh "$$(ls -t dist/*.deb | head -1)" "phalanx:$$($(BIN)/python -c 'import phalanx; print(phalanx.__version__)')"
 
 release: ## commit, wheel and tag of a release (VERSION=x.y.z); a person checks and pushes them

@@ -1,4 +1,7 @@
-"""The image of head and node, built by a real podman from a Debian tree: a head in a container runs jobs, and a later container goes on with its state."""
+"""The image, built by a real podman from a Debian tree or from an image of one's own.
+
+A head in a container runs jobs, and a later container goes on with its state. Pods find their supervisor in it.
+"""
 
 import json
 import os
@@ -50,8 +53,9 @@ class Podman:
     def __call__(self, *words, code=0):
         return self.call(*self.words, *words, code=code)
 
-    def build(self, package, tag):
-        self.call(str(ROOT / "packaging/image/build.sh"), str(package), tag, PHALANX_PODMAN=" ".join(self.words))
+    def build(self, package, tag, **variables):
+        script = str(ROOT / "packaging/image/build.sh")
+        self.call(script, str(package), tag, PHALANX_PODMAN=" ".join(self.words), **variables)
 
     def start(self, name, image, *words):
         """A container without a network of its own, and with limits that this machine may set."""
@@ -100,3 +104,33 @@ def test_a_head_in_a_container_runs_jobs_and_the_next_container_goes_on_with_its
     (job,) = json.loads(podman.phalanx("next", "ps", "-a", "--json"))
     assert (job["id"], job["state"]) == ("1", "succeeded")
     assert podman.phalanx("next", "logs", "1").count("in the image") == 4
+
+
+SEAT = ("python3", "-P", "-m", "phalanx.app.seat_supervisor")
+BRING = "python3 -P -m phalanx.app.supervisor_files /tmp/own && python3 /tmp/own/start.py phalanx.app.seat_supervisor"
+
+
+def run_as_pod(podman, image, *words):
+    """What a pod of the engine would print: as its user, with its variables, without the entry point of the image."""
+    limits = ("--cgroups=disabled", "--network=none", "--ulimit=nproc=4096:4096", "--user=1000:1000", "--env=HOME=/tmp")
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    words = (*limits, f"--ulimit=nofile={hard}:{hard}", "--entrypoint", json.dumps(words), image)
+    return podman.call("sh", "-c", '"$@" 2>&1; echo "code $?"', "sh", *podman.words, "run", "--rm", *words)
+
+
+def test_a_pod_of_the_image_finds_its_supervisor_and_can_bring_it_to_another_image(podman, package):
+    podman.build(package, IMAGE)
+    for words in (SEAT, ("sh", "-c", BRING)):
+        said = run_as_pod(podman, IMAGE, *words)
+        assert "phalanx seat: PHALANX_SEAT is not a valid order" in said, said
+        assert said.endswith("code 64\n")
+
+
+def test_an_image_of_ones_own_with_python_gets_phalanx(podman, package, tmp_path):
+    tree = tmp_path / "own.tar"
+    podman.call("mmdebstrap", "--quiet", "--variant=minbase", "--include=python3", "bookworm", str(tree))
+    podman("import", str(tree), "localhost/own:1")
+    podman.build(package, "localhost/own-phalanx:1", BASE="localhost/own:1", BUILDAH_ISOLATION="chroot")
+    for words in (SEAT, ("sh", "-c", BRING)):
+        assert run_as_pod(podman, "localhost/own-phalanx:1", *words).endswith("code 64\n")
+    assert "phalanx, version" in run_as_pod(podman, "localhost/own-phalanx:1", "phalanx", "--version")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.state.reports import AttemptWithdrawn, SeatLost
+from phalanx.core.state.reports import AttemptQueued, AttemptWithdrawn, SeatLost
 from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
 from phalanx.engines.kubernetes.attempt_pods import (
     IMAGE_LIMIT_S,
@@ -15,6 +15,7 @@ from phalanx.engines.kubernetes.attempt_pods import (
     START_LIMIT_MAX_S,
     START_LIMIT_S,
     SUPERVISOR_REPORT_S,
+    WAIT_REPORT_S,
     AttemptPods,
     PodsPhase,
     evaluate,
@@ -67,7 +68,7 @@ def test_a_gang_of_which_one_pod_gets_no_node_is_withdrawn_as_a_whole():
     update = after(START_LIMIT_S, order(), FINE, NO_NODE, holders=("pod others/x",))
     event = withdrawn(update)
     assert (event.cause, event.nodes, update.contended) == (EndCause.CONTENDED, ("n1",), ("n1",))
-    assert event.why == "pod others/x took n1 within 10 s: 0/3 nodes are available"
+    assert event.why == "pod others/x took n1 within 10s: 0/3 nodes are available"
 
 
 def test_a_gang_is_withdrawn_also_if_some_of_its_supervisors_are_ready():
@@ -83,6 +84,29 @@ def test_a_gang_is_withdrawn_also_if_some_of_its_supervisors_are_ready():
 def test_the_wait_is_longer_while_pods_of_ours_still_end_there():
     assert not after(START_LIMIT_S, order(), FINE, NO_NODE, cleaning_up=True).events
     assert after(START_LIMIT_MAX_S, order(), FINE, NO_NODE, cleaning_up=True).events
+
+
+def test_where_an_autoscaler_starts_nodes_a_gang_waits_for_them_and_says_so():
+    wait_s = {"node_wait_s": 600.0}
+    first = after(START_LIMIT_S, order(), FINE, NO_NODE, **wait_s)
+    [event] = first.events
+    assert isinstance(event, AttemptQueued)
+    assert event.why == (
+        "no node in Kubernetes yet for n1: 0/3 nodes are available; given up in 9m50s unless an autoscaler starts one"
+    )
+    assert not after(START_LIMIT_S + 1.0, first.pods, FINE, NO_NODE, **wait_s).events
+    assert after(START_LIMIT_S + WAIT_REPORT_S, first.pods, FINE, NO_NODE, **wait_s).events
+    placed_now = after(300.0, first.pods, FINE, FINE, **wait_s)
+    assert [event.why for event in placed_now.events] == [""], "limits and bills begin now"
+    assert placed_now.pods.phase is PodsPhase.PLACED
+    assert withdrawn(after(600.0, first.pods, FINE, NO_NODE, **wait_s)).cause is EndCause.CONTENDED
+
+
+def test_a_gang_that_is_stopped_while_a_pod_has_no_node_is_withdrawn_at_once():
+    made = order(MemberState.READY, MemberState.REQUESTED)
+    stopped = replace(made.attempt, state=AttemptState.STOPPING, stop_cause=EndCause.CANCELLED)
+    event = withdrawn(after(1.0, replace(made, attempt=stopped), FINE, NO_NODE))
+    assert event.cause is EndCause.CANCELLED
 
 
 def test_an_image_that_cannot_be_pulled_is_tried_for_a_while():

@@ -103,7 +103,7 @@ def test_the_grace_of_the_template_is_the_one_that_the_supervisor_knows():
 
 
 def judged(pod, *, age_s=1.0, node=NODE, seen=True, silent_s=None):
-    return judge(replace(HELD, seen=seen, silent_s=silent_s), pod, node, {}, age_s)
+    return judge(replace(HELD, seen=seen, silent_s=silent_s), pod, node, SETTINGS, age_s)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from typing import Final
 
 from phalanx.core.ids import NodeId
 from phalanx.core.state.events import Event
-from phalanx.core.state.reports import AttemptWithdrawn, SeatLost
+from phalanx.core.state.reports import AttemptQueued, AttemptWithdrawn, SeatLost
+from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause, MemberState
 from phalanx.engines.kubernetes.parse import PodState
 from phalanx.wire.seat import SEAT_CERTIFICATE_REJECTED, SEAT_HEAD_UNREACHABLE, SEAT_IMAGE_UNFIT
@@ -17,6 +18,7 @@ from phalanx.wire.seat import SEAT_CERTIFICATE_REJECTED, SEAT_HEAD_UNREACHABLE, 
 START_LIMIT_S: Final = 10.0  # until all pods of a gang have a node; then all are withdrawn, 15 s after the first create
 START_LIMIT_MAX_S: Final = 60.0  # the same, while earlier pods of ours still end there
 IMAGE_LIMIT_S: Final = 10.0  # a registry that fails once may answer the next time
+WAIT_REPORT_S: Final = 30.0  # between two reports of why pods wait for a node
 SUPERVISOR_REPORT_S: Final = 2.0  # after the end of a pod, time for its supervisor's own report, which says more
 MISSING_S: Final = (
     10.0  # a pod that was created and is in no list by then is gone; watches of a busy server are seconds late
@@ -61,6 +63,8 @@ class AttemptPods:
         attempt_ended_s: when the attempt ended on our side; None while it is live.
         pulling_s: since when an image cannot be pulled; None while all can.
         deleted: its pods were deleted, or are to be.
+        wait_text: why it waits for nodes of an autoscaler, as reported last; empty if it does not.
+        wait_reported_s: when that was.
     """
 
     attempt: Attempt
@@ -72,6 +76,8 @@ class AttemptPods:
     attempt_ended_s: float | None = None
     pulling_s: float | None = None
     deleted: bool = False
+    wait_text: str = ""
+    wait_reported_s: float = 0.0
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -108,6 +114,7 @@ def evaluate(
     head_url: str = "",
     image: str = "",
     creator: str = "",
+    node_wait_s: float = 0.0,
 ) -> PodsUpdate:
     """Evaluate the pods of one attempt.
 
@@ -120,6 +127,7 @@ def evaluate(
         head_url: for messages.
         image: for messages.
         creator: what creates the pods, if that is not the head.
+        node_wait_s: as in `PodSettings`.
     """
     states = [found.get(name) for name in order.names]
     if order.attempt_ended_s is not None:
@@ -130,12 +138,16 @@ def evaluate(
     connected = frozenset(one.node_id for one in order.attempt.members if one.state is not MemberState.REQUESTED)
     # No rank runs before all supervisors are ready: until then the gang can be withdrawn, also if some of them are.
     if order.attempt.state is AttemptState.PLACED or not connected:
-        refused = _before_start(
-            order, states, now_s, holders, cleaning_up=cleaning_up, head_url=head_url, image=image, creator=creator
-        )
+        refused = _before_start(order, states, now_s, head_url=head_url, image=image, creator=creator)
         if refused is not None:
             return refused
+    kept = _without_node(order, states, now_s, holders, cleaning_up=cleaning_up, node_wait_s=node_wait_s)
+    if kept is not None:
+        return kept
     if order.phase is PodsPhase.WAITING and all(state is not None and state.node for state in states):
+        if order.wait_text or order.attempt.queued_why:
+            placed = AttemptQueued(job_id=order.attempt.job_id, epoch=order.attempt.epoch, why="")
+            return PodsUpdate(pods=replace(order, phase=PodsPhase.PLACED, wait_text=""), events=(placed,))
         order = replace(order, phase=PodsPhase.PLACED)
     return _lost_seats(order, states, now_s) if connected else PodsUpdate(pods=order)
 
@@ -177,9 +189,7 @@ def _before_start(
     order: AttemptPods,
     states: Sequence[PodState | None],
     now_s: float,
-    holders: Sequence[str],
     *,
-    cleaning_up: bool,
     head_url: str,
     image: str,
     creator: str,
@@ -222,24 +232,49 @@ def _before_start(
         if state.deleting and not order.deleted:
             why = f"pod {state.name} was deleted in Kubernetes before its supervisor connected to the head"
             return _withdraw(order, why, (node,), EndCause.CONTENDED)
-    return _without_node(order, states, now_s, holders, cleaning_up=cleaning_up)
+    return None
 
 
 def _without_node(
-    order: AttemptPods, states: Sequence[PodState | None], now_s: float, holders: Sequence[str], *, cleaning_up: bool
+    order: AttemptPods,
+    states: Sequence[PodState | None],
+    now_s: float,
+    holders: Sequence[str],
+    *,
+    cleaning_up: bool,
+    node_wait_s: float,
 ) -> PodsUpdate | None:
-    limit_s = START_LIMIT_MAX_S if cleaning_up else START_LIMIT_S
-    if now_s - order.created_s < limit_s:
-        return None
+    """Withdraw the whole gang if one of its pods has no node for too long; report it as waiting while an autoscaler may start one."""
+    least_s = START_LIMIT_MAX_S if cleaning_up else START_LIMIT_S
+    age_s = now_s - order.created_s
     pairs = zip(order.nodes, states, strict=True)
     waiting = {node: state.unschedulable for node, state in pairs if state is not None and not state.node}
-    if not waiting:
+    if order.attempt.state not in _BEFORE_START or not waiting:
+        return None
+    if order.attempt.state is AttemptState.STOPPING:  # no rank has run yet
+        return _withdraw(order, "it waited for a node", tuple(waiting), order.attempt.stop_cause or EndCause.CONTENDED)
+    if age_s < least_s:
         return None
     reasons = "; ".join(dict.fromkeys(filter(None, waiting.values()))) or "no scheduler has answered"
     names = ", ".join(waiting)
+    if age_s < node_wait_s:
+        return _await_node(order, f"no node in Kubernetes yet for {names}: {reasons}", now_s, node_wait_s - age_s)
+    limit_s = max(least_s, node_wait_s)
     what = f"{', '.join(holders)} took {names}" if holders else f"Kubernetes did not place the pods for {names}"
-    text = f"{what} within {limit_s:.0f} s: {reasons}"
+    text = f"{what} within {format_duration(limit_s)}: {reasons}"
     return replace(_withdraw(order, text, tuple(waiting), EndCause.CONTENDED), contended=tuple(waiting))
+
+
+def _await_node(order: AttemptPods, text: str, now_s: float, left_s: float) -> PodsUpdate | None:
+    """Report why the gang waits, at most each `WAIT_REPORT_S`. Its pods are what makes an autoscaler start nodes, so they stay."""
+    if order.wait_text and now_s - order.wait_reported_s < WAIT_REPORT_S:
+        return None
+    waits = AttemptQueued(
+        job_id=order.attempt.job_id,
+        epoch=order.attempt.epoch,
+        why=f"{text}; given up in {format_duration(left_s)} unless an autoscaler starts one",
+    )
+    return PodsUpdate(pods=replace(order, wait_text=text, wait_reported_s=now_s), events=(waits,))
 
 
 def _lost_seats(order: AttemptPods, states: Sequence[PodState | None], now_s: float) -> PodsUpdate:

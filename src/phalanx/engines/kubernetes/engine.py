@@ -381,6 +381,7 @@ class KubernetesEngine:
                 head_url=self.settings.head_url,
                 image=self.settings.image,
                 creator=f"job/{render.attempt_name(self.settings, *key)}" if queued else "",
+                node_wait_s=self.settings.node_wait_s,
             )
             reports += update.events
             taken = (

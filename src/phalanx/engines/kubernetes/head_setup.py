@@ -22,7 +22,7 @@ from phalanx.engines.kubernetes.kueue import parse_queues
 from phalanx.engines.kubernetes.kueue_jobs import VERSION_DEFAULT, served_version
 from phalanx.engines.kubernetes.pod_template import read_template
 from phalanx.engines.kubernetes.render import PodSettings
-from phalanx.engines.kubernetes.resident_options import resident_pools
+from phalanx.engines.kubernetes.resident_options import parse_node_wait_s, resident_pools
 from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
 from phalanx.engines.kubernetes.rights import (
     KUEUE_RIGHTS,
@@ -60,6 +60,11 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
         )
     parse_shape(options[names.SHAPE])
     resident = resident_pools(options)
+    if parse_node_wait_s(options) and not options[names.SHAPE] and not resident:
+        raise BadRequest(
+            f"with --{names.NODE_WAIT}, Phalanx must know how much may be started: pods are bound to the nodes that exist",
+            hint=f"--{names.SHAPE} 4x8, for pods on at most 4 nodes of 8 GPUs",
+        )
     queues = parse_queues(options[names.QUEUE])
     if queues and not options[names.SHAPE]:
         raise BadRequest(
@@ -139,6 +144,7 @@ def pod_settings(options: Mapping[str, str], head: EngineContext, access: Cluste
         gpu_resource=options[names.GPU_RESOURCE] or names.GPU_RESOURCE_DEFAULT,
         template=read_template(options[names.TEMPLATE]),
         supervisor_image=options[names.SUPERVISOR_IMAGE],
+        node_wait_s=parse_node_wait_s(options),
     )
 
 

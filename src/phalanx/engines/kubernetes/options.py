@@ -17,6 +17,7 @@ SHAPE: Final = "kubernetes-nodes"
 RESIDENT: Final = "kubernetes-resident"
 IDLE: Final = "kubernetes-resident-idle"
 QUEUE: Final = "kubernetes-queue"
+NODE_WAIT: Final = "kubernetes-node-wait"
 GPU_RESOURCE_DEFAULT: Final = "nvidia.com/gpu"
 LISTED: Final = "listed"
 OPTIONS: Final = (
@@ -65,6 +66,12 @@ OPTIONS: Final = (
         name=QUEUE,
         metavar="NAME",
         help="Queue of Kueue for all jobs, or QUEUE=NAME,... by queue of Phalanx; none: no Kueue.",
+        reset="none",
+    ),
+    EngineOption(
+        name=NODE_WAIT,
+        metavar="TIME",
+        help="Let pods without a node wait for so long, for an autoscaler to start one; none: 10 s, resident pods 60 s.",
         reset="none",
     ),
 )

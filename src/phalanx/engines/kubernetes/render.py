@@ -44,6 +44,7 @@ class PodSettings:
         tag: of this head; objects with another tag are not ours.
         image: of pods; with Phalanx, unless `supervisor_image` brings it.
         supervisor_image: with Phalanx, for pods whose image has none; empty if it has.
+        node_wait_s: pods may wait so long for a node that an autoscaler starts, in seconds; 0 if there is no autoscaler.
         gpu_resource: what stands for a GPU.
         template: what all pods get besides, as `pod_template` reads it.
         head_url: where supervisors reach the head.
@@ -58,6 +59,7 @@ class PodSettings:
     gpu_resource: str = GPU_RESOURCE_DEFAULT
     template: Mapping[str, Any] = field(default_factory=dict)
     supervisor_image: str = ""
+    node_wait_s: float = 0.0
 
     @property
     def selector(self) -> str:

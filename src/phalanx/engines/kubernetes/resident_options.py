@@ -10,7 +10,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.node_pool import POOL_NODES_MAX
 from phalanx.core.ids import PoolId
 from phalanx.core.units import parse_duration_s
-from phalanx.engines.kubernetes.options import IDLE, RESIDENT
+from phalanx.engines.kubernetes.options import IDLE, NODE_WAIT, RESIDENT
 from phalanx.ports.provider import EnginePool
 
 GPUS_MAX: Final = 64  # of one pod
@@ -43,6 +43,16 @@ def resident_pools(options: Mapping[str, str]) -> Sequence[EnginePool]:
             min_nodes=least,
             max_nodes=most,
             idle_s=idle_s,
-            start_limit_s=START_LIMIT_S,
+            start_limit_s=START_LIMIT_S + parse_node_wait_s(options),
         ),
     )
+
+
+def parse_node_wait_s(options: Mapping[str, str]) -> float:
+    """Return how long pods may wait for a node that an autoscaler starts, in seconds; 0 if there is no autoscaler.
+
+    Raises:
+        BadRequest: it is no time.
+    """
+    text = options.get(NODE_WAIT, "")
+    return parse_duration_s(text, what=NODE_WAIT) if text else 0.0

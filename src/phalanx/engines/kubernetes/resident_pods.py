@@ -20,6 +20,7 @@ from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine, NodeTemplate
 from phalanx.core.ids import NodeId
+from phalanx.core.units import format_duration
 from phalanx.engines.kubernetes import inventory, render
 from phalanx.engines.kubernetes.attempt_pods import IMAGE_LIMIT_S, MISSING_S, NO_CONTAINER, NO_IMAGE, START_LIMIT_MAX_S
 from phalanx.engines.kubernetes.cluster_view import ObjectTable
@@ -213,7 +214,7 @@ class ResidentPods:
             node = None if pod is None else nodes.get(pod.node)
             silent_s = now_s if held.silent_s is None else held.silent_s
             held.silent_s = silent_s if node is not None and node.not_ready else None
-            event = judge(held, pod, node, self.settings.template, now_s)
+            event = judge(held, pod, node, self.settings, now_s)
             if event is not None and not (held.lost or (held.reported and isinstance(event, LeavingNode))):
                 held.reported, held.lost = True, isinstance(event, LostNode)
                 found.append(event)
@@ -322,7 +323,7 @@ def judge(
     held: ResidentPod,
     pod: PodState | None,
     node: KubernetesNode | None,
-    template: Mapping[str, Any],
+    settings: PodSettings,
     now_s: float,
 ) -> LostNode | LeavingNode | None:
     """Return what the state of its pod means for a node: it is lost, it leaves, or None for neither.
@@ -345,11 +346,11 @@ def judge(
     if pod.deleting:
         return leaves(f"pod {held.name} is being deleted in Kubernetes")
     if not pod.node:
-        if age_s < START_LIMIT_MAX_S:
+        limit_s = max(START_LIMIT_MAX_S, settings.node_wait_s)
+        if age_s < limit_s:
             return None
-        return leaves(
-            f"Kubernetes did not place pod {held.name} within {START_LIMIT_MAX_S:.0f} s: {pod.unschedulable or 'no scheduler has answered'}"
-        )
+        why = pod.unschedulable or "no scheduler has answered"
+        return leaves(f"Kubernetes did not place pod {held.name} within {format_duration(limit_s)}: {why}")
     failed = pod.waiting in NO_CONTAINER or pod.waiting in NO_IMAGE
     if failed and age_s >= IMAGE_LIMIT_S:
         return leaves(f"pod {held.name} cannot start on {pod.node}: {pod.waiting}: {pod.waiting_text}")
@@ -358,7 +359,7 @@ def judge(
             return leaves(f"{pod.node}: {node.not_ready}")
         if node.cordoned:
             return leaves(f"{pod.node} is unschedulable in Kubernetes (kubectl cordon)")
-        taint = closing_taint(node, template)
+        taint = closing_taint(node, settings.template)
         if taint is not None:
             return leaves(f"{pod.node} has the taint {taint.key}:{taint.effect}, which our pods do not tolerate")
     return None
