@@ -261,6 +261,15 @@ def test_the_history_says_what_a_machine_is_charged_for():
     assert [line.facts for line in lines] == [{"machine": "i-2", **facts}, {"machine": "i-1", **facts}]
 
 
+def test_a_machine_that_its_provider_has_forgotten_has_a_line_with_an_unknown_end():
+    steps = CloudSteps()
+    own = steps.started()
+    steps.step(RemoveNodePool(pool_id=PoolId("p"), by="op"))
+    done = steps.controller.step(steps.time(), [steps.answered(ProviderOutcome.STOPPED)])
+    lines = [line for line in done.change.history if line.kind == "machine_ended"]
+    assert [line.facts for line in lines] == [{"machine": own.machine, "since_s": T + 5.0, "until_s": 0.0}]
+
+
 def test_an_order_with_an_unanswered_call_never_goes_on_to_another_offer():
     steps = CloudSteps()
     steps.step(PutNodePool(pool=cloud_pool()), steps.submit(1))

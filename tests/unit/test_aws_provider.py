@@ -238,7 +238,9 @@ def test_a_stop_ends_all_instances_of_the_order_and_those_that_only_the_record_k
     cloud = Cloud(monkeypatch, describe_instances=[listed(instance("i-1")), listed(ended)], terminate_instances={})
     stopped = provider().stop(order(known_machine="i-2"))
     assert cloud.of("terminate_instances") == [{"InstanceIds": ["i-1", "i-2"]}]
-    assert stopped == [ChargedMachine(machine="i-1", since_s=AT.timestamp(), until_s=AT.timestamp() + 300.0)]
+    assert stopped[0] == ChargedMachine(machine="i-1", since_s=AT.timestamp(), until_s=AT.timestamp() + 300.0)
+    assert (stopped[1].machine, stopped[1].since_s) == ("i-2", 0.0)  # ended; the list lags behind
+    assert stopped[1].until_s > 0.0
 
 
 def test_a_stop_of_what_ec2_does_not_know_is_done_and_of_one_stray_leaves_the_others(monkeypatch):

@@ -141,3 +141,41 @@ def test_lists_and_the_ways_in_which_a_start_can_fail_are_told_apart():
         (ProviderOutcome.FAILED, "broken"),
         (ProviderOutcome.UNANSWERED, "stop"),
     ]
+
+
+class MeetingProvider(SlowProvider):
+    """Each start waits until another one is under way; `together` counts the calls of each order at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.meeting = threading.Barrier(2, timeout=WAIT_S)
+        self.guard, self.under_way, self.overlaps = threading.Lock(), set(), 0
+
+    def start(self, order):
+        with self.guard:
+            self.overlaps += order.token in self.under_way
+            self.under_way.add(order.token)
+        self.meeting.wait()
+        with self.guard:
+            self.under_way.discard(order.token)
+            self.calls.append(("start", order.node_id))
+
+    def stop(self, order):
+        with self.guard:
+            self.overlaps += order.token in self.under_way
+            self.calls.append(("stop", order.node_id))
+        return ()
+
+
+def test_calls_of_different_orders_are_carried_out_together_and_those_of_one_in_turn():
+    provider, told = MeetingProvider(), queue.SimpleQueue[Any]()
+    calls = ProviderCalls(create=lambda _: provider, parallel_calls=lambda _: 3)
+    calls.open({}, {}, lambda reports: told.put(reports[0]))
+    calls.send([call(ProviderAction.START, "p-0")])
+    calls.send([replace(call(ProviderAction.STOP, "p-0"), machine="i-0")])  # the third thread must leave it
+    calls.send([call(ProviderAction.START, "p-1")])  # one thread alone would wait for ever
+    outcomes = {told.get(timeout=WAIT_S).node_id for _ in range(3)}
+    calls.close(keep_nodes=True)
+    assert outcomes == {"p-0", "p-1"}
+    assert provider.overlaps == 0
+    assert provider.calls.index(("start", "p-0")) < provider.calls.index(("stop", "p-0"))

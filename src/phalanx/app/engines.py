@@ -13,6 +13,7 @@ from phalanx.app.join_service import certificate_names
 from phalanx.app.options import HeadOptions
 from phalanx.app.resources import Listeners
 from phalanx.core.access.node_tokens import attempt_key, machine_join_token, node_token
+from phalanx.core.errors import BadRequest
 from phalanx.core.ids import NodeId
 from phalanx.engines.registry import DEFAULT_ENGINE, engine_type
 from phalanx.node.files.job_accounts import JOBS_AS_VARIABLE
@@ -50,6 +51,15 @@ def create_provider(name: str, options: HeadOptions, head: EngineContext) -> Nod
     if name == options.engine and isinstance(own, EnginePools):
         return own.create_provider(options.engine_options, head)
     return provider_type(name).create(head)
+
+
+def parallel_calls(name: str, options: HeadOptions) -> int:
+    """Return how many calls a provider takes at the same time; one that is not installed takes none, and refuses that."""
+    own = name == options.engine and isinstance(engine_type(options.engine), EnginePools)
+    try:
+        return 1 if own else provider_type(name).parallel_calls
+    except BadRequest:
+        return 1
 
 
 def engine_context(options: HeadOptions, listeners: Listeners, *, secret: bytes, sole_head: bool) -> EngineContext:

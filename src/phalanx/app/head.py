@@ -31,7 +31,7 @@ from phalanx.api.services import HeadServices, JobTracing
 from phalanx.app.audit_checkpoints import FileAuditCheckpoints
 from phalanx.app.clock import SystemClock
 from phalanx.app.engine_pools import keep_engine_pools
-from phalanx.app.engines import create_engines, create_provider, engine_context
+from phalanx.app.engines import create_engines, create_provider, engine_context, parallel_calls
 from phalanx.app.join_service import HeadJoinService, ListenAddress, with_tls
 from phalanx.app.options import HeadOptions, parse_arguments, resolve_options
 from phalanx.app.resources import (
@@ -152,7 +152,10 @@ class Head:
         self._mailboxes, self._telemetry = Mailboxes(), Telemetry()
         context = engine_context(options, resources.listeners, secret=self._secret, sole_head=resources.elector is None)
         self._engines = create_engines(options, context, resources.default_engine)
-        self._providers = ProviderCalls(create=lambda name: create_provider(name, options, context))
+        self._providers = ProviderCalls(
+            create=lambda name: create_provider(name, options, context),
+            parallel_calls=lambda name: parallel_calls(name, options),
+        )
         settings = ControllerSettings(
             checkpoint_root=self._files("checkpoints"),
             output_root=self._files("outputs"),

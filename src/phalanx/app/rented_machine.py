@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -110,12 +111,11 @@ def _ask(lease: MachineLease, folder: str, joined: Membership) -> None:
     """Ask the heads whether the machine is wanted; without an answer, nothing changes."""
     for url in filter(None, [joined.url, *joined.heads.split(",")]):
         try:
-            head = HeadHttp(url, lambda: context_for_file(records.ca_file(folder)))
-            reply = head.request(
-                "GET", "/v1/join/order", headers=request_headers(records.read_token(folder)), timeout_s=ANSWER_S
-            )
-            body = json.loads(reply.read(1 << 20))
-            head.close()
+            with closing(HeadHttp(url, lambda: context_for_file(records.ca_file(folder)))) as head:
+                reply = head.request(
+                    "GET", "/v1/join/order", headers=request_headers(records.read_token(folder)), timeout_s=ANSWER_S
+                )
+                body = json.loads(reply.read(1 << 20))
         except (*BROKEN, ValueError, PhalanxError):
             continue
         if reply.status == 200:

@@ -1,11 +1,15 @@
-"""Carries out the calls of the providers of node pools, on one thread for each provider, and reports their outcomes."""
+"""Carries out the calls of the providers of node pools, on threads of each provider, and reports their outcomes.
+
+The calls of an order are carried out one after the other, in the order in which they were sent; those of different orders at the same time, on
+as many threads as the provider allows.
+"""
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,9 +33,11 @@ class ProviderCalls:
 
     Attributes:
         create: returns a provider by its name; raises PhalanxError if it is not installed.
+        parallel_calls: returns how many calls a provider of this name takes at the same time.
     """
 
     create: Callable[[str], NodeProvider]
+    parallel_calls: Callable[[str], int] = lambda _: 1
     _report: Callable[[Sequence[Report]], object] = lambda _: None
     _workers: dict[str, _Worker] = field(default_factory=dict)
     _providers: dict[str, NodeProvider] = field(default_factory=dict)
@@ -81,26 +87,28 @@ class ProviderCalls:
     def close(self, *, keep_nodes: bool) -> None:
         """Finish the calls under way and close the providers; unless `keep_nodes`, their nodes end."""
         for worker in self._workers.values():
-            worker.ended.set()
+            worker.end()
+        until_s = time.monotonic() + CLOSE_WAIT_S
         for worker in self._workers.values():
-            worker.thread.join(timeout=CLOSE_WAIT_S)
+            for thread in worker.threads:
+                thread.join(timeout=max(0.0, until_s - time.monotonic()))
             if worker.provider is not None:
                 worker.provider.close(keep_nodes=keep_nodes)
 
     def _worker(self, name: str) -> _Worker:
         if name not in self._workers:
             worker = _Worker(name=name, find=self.provider, orders=self._orders.get(name, []), report=self._report)
-            worker.thread = threading.Thread(target=worker.run, name=f"provider-{name}", daemon=True)
             self._workers[name] = worker
-            worker.thread.start()
+            worker.begin(self.parallel_calls(name))
         return self._workers[name]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Worker:
-    """The thread of one provider.
+    """The threads of one provider.
 
     Attributes:
+        calls: those that wait, in the order in which they were sent; `busy`: the tokens of those under way. Both under `guard`.
         called: tokens of orders for which a start was or may have been sent, by this head or an earlier one.
         given_up: tokens of orders that are to be stopped: starts that are still queued are dropped.
     """
@@ -111,47 +119,60 @@ class _Worker:
     report: Callable[[Sequence[Report]], object]
     provider: NodeProvider | None = None
     boottime_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
-    calls: queue.SimpleQueue[ProviderCall] = field(default_factory=queue.SimpleQueue)
+    calls: deque[ProviderCall] = field(default_factory=deque)
+    busy: set[str] = field(default_factory=set)
+    guard: threading.Condition = field(default_factory=threading.Condition)
+    opening: threading.Lock = field(default_factory=threading.Lock)
     unanswered: set[tuple[str, ProviderAction, str, str]] = field(default_factory=set)
     called: set[str] = field(default_factory=set)
     given_up: set[str] = field(default_factory=set)
     ended: threading.Event = field(default_factory=threading.Event)
-    thread: threading.Thread = field(default_factory=threading.Thread)
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def begin(self, count: int) -> None:
+        """Start `count` threads. The first one also opens and observes the provider."""
+        self.called.update(order.token for order in self.orders)
+        for number in range(count):
+            name = f"provider-{self.name}-{number}"
+            self.threads.append(threading.Thread(target=self.run, args=(number == 0,), name=name, daemon=True))
+        for thread in self.threads:
+            thread.start()
+
+    def end(self) -> None:
+        """Let the threads end after the calls under way."""
+        self.ended.set()
+        with self.guard:
+            self.guard.notify_all()
 
     def add(self, call: ProviderCall) -> None:
         """Queue the call unless the same is queued or under way."""
-        if call.action is ProviderAction.STOP and not call.machine:
-            self.given_up.add(call.token)
-        if _key(call) not in self.unanswered:
-            self.unanswered.add(_key(call))
-            self.calls.put(call)
+        with self.guard:
+            if call.action is ProviderAction.STOP and not call.machine:
+                self.given_up.add(call.token)
+            if _key(call) not in self.unanswered:
+                self.unanswered.add(_key(call))
+                self.calls.append(call)
+                self.guard.notify()
 
-    def run(self) -> None:
+    def run(self, first: bool) -> None:
         """Carry out calls until the head closes."""
-        self.called.update(order.token for order in self.orders)
         while not self.ended.is_set():
             try:
-                self._step()
+                self._step(first=first)
             except Exception:  # noqa: BLE001  # one failed call must not end the thread
                 _log.exception("Error in provider %s; trying again", self.name)
                 self.ended.wait(1.0)
 
-    def _step(self) -> None:
-        if self.provider is None and self.calls.empty() and not self.orders:
-            provider = None
-        else:
-            provider = self._opened()
-        try:
-            call = self.calls.get(timeout=OBSERVE_EVERY_S)
-        except queue.Empty:
-            call = None
+    def _step(self, *, first: bool) -> None:
+        provider = self._opened() if first and (self.orders or self.provider or self.calls) else None
+        call = self._take(OBSERVE_EVERY_S)
         if call is not None:
             try:
                 report = self._carry_out(call)
                 if report is not None:
                     self.report([report])
             finally:
-                self.unanswered.discard(_key(call))
+                self._done(call)
         if provider is not None:
             for seen in provider.observe():
                 lost = isinstance(seen, LostNode)
@@ -162,12 +183,34 @@ class _Worker:
                 reports.append(ProviderReported(node_id=seen.node_id, token=seen.token, outcome=outcome, why=seen.why))
                 self.report(reports)
 
+    def _take(self, timeout_s: float) -> ProviderCall | None:
+        """Return the first call whose order has none under way; None if there is none in time."""
+        with self.guard:
+            self.guard.wait_for(lambda: self.ended.is_set() or self._free() is not None, timeout_s)
+            index = None if self.ended.is_set() else self._free()
+            if index is None:
+                return None
+            call = self.calls[index]
+            del self.calls[index]
+            self.busy.add(call.token)
+            return call
+
+    def _free(self) -> int | None:
+        return next((index for index, call in enumerate(self.calls) if call.token not in self.busy), None)
+
+    def _done(self, call: ProviderCall) -> None:
+        with self.guard:
+            self.unanswered.discard(_key(call))
+            self.busy.discard(call.token)
+            self.guard.notify()  # another call of the order may wait
+
     def _opened(self) -> NodeProvider:
-        if self.provider is None:
-            provider = self.find(self.name)
-            provider.open(self.orders)
-            self.provider = provider
-        return self.provider
+        with self.opening:
+            if self.provider is None:
+                provider = self.find(self.name)
+                provider.open(self.orders)
+                self.provider = provider
+            return self.provider
 
     def _carry_out(self, call: ProviderCall) -> Report | None:
         if call.action is ProviderAction.LIST:

@@ -113,7 +113,8 @@ class LeavingNode:
 class NodeProvider(Protocol):
     """Starts and stops nodes for one head. `offer` may be called at any time and on any thread.
 
-    The head calls `open` first, then `start`, `stop`, `observe` and `machines` from one thread, and `close` last.
+    The head calls `open` first, then `start`, `stop`, `observe` and `machines`, and `close` last. It calls from one thread, unless the type
+    has more `parallel_calls`; the calls of one order always come one after the other.
     """
 
     def offer(self, terms: PoolTerms) -> NodeTemplate:
@@ -185,9 +186,11 @@ class ProviderType:
 
     Attributes:
         name: as in `phalanx pools add --provider NAME`.
+        parallel_calls: how many calls, of different orders, the provider takes at the same time.
     """
 
     name: ClassVar[str]
+    parallel_calls: ClassVar[int] = 1
 
     def create(self, head: EngineContext) -> NodeProvider:
         """Create the provider of a head; nothing is started yet."""

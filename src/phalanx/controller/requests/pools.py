@@ -19,6 +19,7 @@ from phalanx.core.fleet.node import Cordon, Node
 from phalanx.core.fleet.node_pool import (
     COMING_STATES,
     POOL_NODES_MAX,
+    ChargedMachine,
     NodeOffer,
     NodePool,
     NodeTemplate,
@@ -140,7 +141,7 @@ def apply_outcome(context: StepContext, report: ProviderReported) -> None:
         case ProviderOutcome.STOPPED:
             if member.leaving and not context.world.attempts_on(member.id):
                 _release(context, member)
-                _record_charges(context, report)
+                _record_charges(context, report, member)
 
 
 def with_pool_cordon(context: StepContext, node: Node) -> Node:
@@ -423,9 +424,16 @@ def _cordon_of(member: PoolNode, now_s: float) -> Cordon:
     return Cordon(by=f"pool {member.pool}", why=f"is being released: {member.why}", since_s=now_s, drain=True)
 
 
-def _record_charges(context: StepContext, report: ProviderReported) -> None:
-    """Write from when to when each stopped machine is charged: the ledger that a bill is compared with."""
-    for one in report.stopped:
+def _record_charges(context: StepContext, report: ProviderReported, member: PoolNode | None = None) -> None:
+    """Write from when to when each stopped machine is charged: the ledger that a bill is compared with.
+
+    The machine of `member` has a line in any case: if the provider has forgotten it, with the start that it reported, and 0 for an unknown end.
+    """
+    stopped = {one.machine: one for one in report.stopped}
+    if member is not None and member.machine:
+        own = stopped.get(member.machine, ChargedMachine(machine=member.machine))
+        stopped[own.machine] = own if own.since_s else replace(own, since_s=member.machine_since_s)
+    for one in stopped.values():
         text = f"machine {one.machine} of {report.node_id} has ended"
         facts: HistoryFacts = {"machine": one.machine, "since_s": one.since_s, "until_s": one.until_s}
         context.add_history("machine_ended", text, node_id=report.node_id, facts=facts)

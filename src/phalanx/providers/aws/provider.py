@@ -61,6 +61,7 @@ class AwsProviderType(ProviderType):
     """See the module."""
 
     name = NAME
+    parallel_calls = 8
 
     def create(self, head: EngineContext) -> NodeProvider:
         """Create the provider; nothing is called before a pool asks for it."""
@@ -314,9 +315,12 @@ class AwsProvider:
                 raise
             # EC2 forgets an instance an hour after its end.
             return [] if len(machines) == 1 else [done for one in machines for done in self._terminate(account, [one])]
-        return [
-            ChargedMachine(machine=one["InstanceId"], since_s=one["LaunchTime"].timestamp(), until_s=_ended_s(one))
-            for one in _instances(account, {"instance-id": machines})
+        listed = {one["InstanceId"]: one for one in _instances(account, {"instance-id": machines})}
+        return [  # a list may lag behind: the end is now, and the head knows the start
+            ChargedMachine(machine=name, since_s=one["LaunchTime"].timestamp(), until_s=_ended_s(one))
+            if (one := listed.get(name)) is not None
+            else ChargedMachine(machine=name, until_s=time.time())
+            for name in machines
         ]
 
 

@@ -54,6 +54,7 @@ class CommandProviderType(ProviderType):
     """See the module."""
 
     name = NAME
+    parallel_calls = 4  # each is a process
 
     def create(self, head: EngineContext) -> NodeProvider:
         """Create the provider; its scripts are in the folder `providers` of the head."""
