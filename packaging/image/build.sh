@@ -12,7 +12,7 @@ if [ -n "${BASE:-}" ]; then
   dpkg-deb --extract "$package" "$stage/tree"
   cp "$here/settle.py" "$stage/tree/usr/lib/phalanx/settle.py"
   tar --create --file "$stage/tree.tar" --directory "$stage/tree" --owner=0 --group=0 ./usr/lib/phalanx ./usr/bin/phalanx
-  "${podman[@]}" build --quiet --build-arg "BASE=$BASE" --network none --file "$here/Containerfile.base" --tag "$tag" "$stage"
+  "${podman[@]}" build --quiet --build-arg "BASE=$BASE" --file "$here/Containerfile.base" --tag "$tag" "$stage"
   exit
 fi
 cp "$package" "$stage/phalanx.deb"

@@ -160,7 +160,7 @@ def _register(context: StepContext, hello: SupervisorRegistered) -> None:
     if known is not None and known.supervisor_id not in (None, hello.supervisor_id):
         for attempt in context.world.attempts_on(node_id):
             context.apply_event(attempt.job_id, MemberLost(node_id=node_id, why="its supervisor was replaced"))
-    fresh = pools.with_pool_cordon(context, _merged(known, hello, context.now.wall_s))
+    fresh = pools.as_pool_member(context, _merged(known, hello, context.now.wall_s))
     fresh = licences.without_licences(context, fresh)
     if known is None or replace(known, changed_s=0.0) != replace(fresh, changed_s=0.0):
         context.change.put(fresh)

@@ -24,7 +24,7 @@ from phalanx.cli.topology import topology
 from phalanx.core.errors import BadRequest, NotFound, PhalanxError, Unreachable
 from phalanx.core.fleet.fitness import FULL_DISK, HEALTH_CHECK
 from phalanx.core.fleet.hostlist import expand_hostlist
-from phalanx.core.fleet.node import NodeState
+from phalanx.core.fleet.node import HOME_SITE, SITE_LABEL, NodeState
 from phalanx.core.fleet.node_pool import COMING_STATES
 from phalanx.core.resources import amount_text
 from phalanx.core.units import format_bytes
@@ -161,6 +161,7 @@ def node_lines(
         Column(title="NODE"),
         Column(title="STATE"),
         Column(title="POOL", hide_empty=True),
+        Column(title="SITE", hide_empty=True, drop_order=8),
         Column(title="USD/H", right=True, hide_empty=True, drop_order=1),
         Column(title="USED", right=True),
         Column(title="MODEL", min_width=8),
@@ -176,9 +177,11 @@ def node_lines(
         Column(title="WHY", min_width=12, hide_empty=True),
     )
     several = len({node.version for node in found} - {""}) > 1
-    rows = [_row(node, screen, now_s, version=node.version if several else "") for node in found] + [
-        _ordered_row(node, now_s) for node in ordered
-    ]
+    home = HOME_SITE if any(SITE_LABEL in node.labels for node in found) else ""
+    rows = [
+        _row(node, screen, now_s, site=node.labels.get(SITE_LABEL, home), version=node.version if several else "")
+        for node in found
+    ] + [_ordered_row(node, now_s) for node in ordered]
     lines = table(columns, rows, screen)
     devices = [device for node in found for device in node.devices if node.state is NodeState.UP]
     held = sum(device.job_id is not None for device in devices)
@@ -196,6 +199,7 @@ def _ordered_row(node: OrderedNodeView, now_s: float) -> list[Cell | str]:
         Cell(node.id, "bold"),
         cells.state_cell(node.state.value),
         node.pool,
+        "",
         f"{node.price_per_h:g}",
         f"0/{node.gpus}",
         node.model,
@@ -205,7 +209,7 @@ def _ordered_row(node: OrderedNodeView, now_s: float) -> list[Cell | str]:
     ]
 
 
-def _row(node: NodeView, screen: Terminal, now_s: float, version: str) -> list[Cell | str]:
+def _row(node: NodeView, screen: Terminal, now_s: float, *, site: str, version: str) -> list[Cell | str]:
     used = [device.utilization for device in node.devices if device.utilization is not None]
     memory = [device.memory_used_bytes for device in node.devices if device.memory_used_bytes is not None]
     power = [device.power_w for device in node.devices if device.power_w is not None]
@@ -215,6 +219,7 @@ def _row(node: NodeView, screen: Terminal, now_s: float, version: str) -> list[C
         Cell(node.id, "bold"),
         cells.state_cell(node_state(node)),
         node.pool,
+        site,
         "" if node.price_per_h is None else f"{node.price_per_h:g}",
         f"{sum(device.job_id is not None for device in node.devices)}/{len(node.devices)}",
         node.devices[0].model if node.devices else "cpu",

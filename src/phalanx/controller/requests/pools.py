@@ -144,10 +144,15 @@ def apply_outcome(context: StepContext, report: ProviderReported) -> None:
                 _record_charges(context, report, member)
 
 
-def with_pool_cordon(context: StepContext, node: Node) -> Node:
-    """The registering node, cordoned if its pool already releases it: a late supervisor gets no job."""
+def as_pool_member(context: StepContext, node: Node) -> Node:
+    """The registering node with the labels of its pool, cordoned if the pool already releases it: a late supervisor gets no job."""
     member = context.world.pool_nodes.get(node.id)
-    if member is None or not member.leaving or node.cordon is not None:
+    if member is None:
+        return node
+    pool = context.world.node_pools.get(member.pool)
+    if pool is not None and (missing := pool.labels_of(member.offer).items() - node.labels.items()):
+        node = replace(node, labels={**dict(missing), **node.labels})
+    if not member.leaving or node.cordon is not None:
         return node
     return replace(node, cordon=_cordon_of(member, context.now.wall_s))
 
@@ -314,9 +319,6 @@ def _advance(context: StepContext, member: PoolNode, waited_s: float) -> None:
         proved = replace(pool, failures=0, failure="", retry_at_s=0.0, template=_proved(pool.template, node))
         if proved != pool:
             context.change.put(proved)
-        zone = next((offer.zone for offer in pool.offers if offer.text == member.offer), pool.zone)
-        if zone and "zone" not in node.labels:
-            context.change.put(replace(node, labels={**node.labels, "zone": zone}))
 
 
 def _proved(template: NodeTemplate, node: Node) -> NodeTemplate:

@@ -83,6 +83,10 @@ _KEY_MAX: Final = 64  # characters
 COUNT_MAX: Final = 1 << 60  # of anything on one server; an exbibyte of memory
 
 
+SITE_LABEL: Final = "site"
+HOME_SITE: Final = "home"  # for messages: the site of nodes without that label
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A server. Times are Unix seconds.
@@ -146,6 +150,11 @@ class Node:
     power_error: str = ""
     version: str = ""
     datasets: tuple[HeldDataset, ...] = ()
+
+    @property
+    def site(self) -> str:
+        """The network that it shares with the other nodes of its site: a gang never spans two sites. Empty for the site of most nodes."""
+        return self.labels.get(SITE_LABEL, "")
 
     def invalid_count(self) -> str:
         """Which count reported by the supervisor is invalid; empty if all are valid."""

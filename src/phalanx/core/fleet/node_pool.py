@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.fleet.device import Device
-from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.fleet.node import SITE_LABEL, Node, NodeState
 from phalanx.core.ids import NodeId, PoolId, UserId
 
 POOL_NODES_MAX: Final = 256  # of one pool
@@ -97,6 +97,7 @@ class NodeTemplate:
         text: as the operator wrote it, for the provider, such as `h100:8`.
         offers: the ways to get such a node, in the order in which they are tried; empty if there is only one.
         listed: the provider lists its machines, and the sweeper compares them with the records.
+        apart: its nodes share no fast network with others: those of one pool and zone are a site of their own.
     """
 
     text: str
@@ -105,6 +106,7 @@ class NodeTemplate:
     memory_bytes: int
     offers: tuple[NodeOffer, ...] = ()
     listed: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,14 @@ class NodePool:
     def offers(self) -> tuple[NodeOffer, ...]:
         """The ways to get a node; of a provider without offers, the one."""
         return self.template.offers or (NodeOffer(text="", zone=self.zone, price_per_h=self.price_per_h),)
+
+    def labels_of(self, offer: str) -> dict[str, str]:
+        """The labels of a node that an offer brings, given the offer's text: its zone, and its site if it has one of its own."""
+        zone = next((one.zone for one in self.offers if one.text == offer), self.zone)
+        labels = {"zone": zone} if zone else {}
+        if self.template.apart:
+            labels[SITE_LABEL] = f"{self.id}/{zone}" if zone else str(self.id)
+        return labels
 
     @property
     def price_per_device_h(self) -> float:
@@ -302,8 +312,8 @@ def members_of(pool_id: PoolId, members: Mapping[NodeId, PoolNode]) -> list[Pool
     return sorted((member for member in members.values() if member.pool == pool_id), key=lambda member: member.id)
 
 
-def template_node(pool: NodePool, node_id: NodeId) -> Node:
-    """The node as it will register, by the pool's template."""
+def template_node(pool: NodePool, node_id: NodeId, offer: str = "") -> Node:
+    """The node as it will register, by the pool's template. `offer`: the text of the one that brings it; the first one if empty."""
     return Node(
         id=node_id,
         engine=pool.provider,
@@ -311,7 +321,7 @@ def template_node(pool: NodePool, node_id: NodeId) -> Node:
         cpus=pool.template.cpus,
         memory_bytes=pool.template.memory_bytes,
         state=NodeState.UP,
-        labels={"zone": pool.zone} if pool.zone else {},
+        labels=pool.labels_of(offer or pool.offers[0].text),
     )
 
 

@@ -27,6 +27,7 @@ class NodeKind:
         devices: (model, memory in bytes, number of healthy ones that are granted as a whole), sorted.
         mig: (model, memory in bytes, number of healthy ones, profiles) of devices that MIG can divide, sorted. Without profiles where MIG mode is off.
         closed: (model, memory in bytes, why no slices can be made) of devices with MIG mode on, sorted.
+        site: as in `Node`.
     """
 
     cpus: int
@@ -35,6 +36,7 @@ class NodeKind:
     mig: tuple[tuple[str, int, int, tuple[MigProfile, ...]], ...] = ()
     closed: tuple[tuple[str, int, str], ...] = ()
     extras: Extras = ()
+    site: str = ""
 
     @property
     def host(self) -> Resources:
@@ -68,6 +70,14 @@ class FleetSummary:
     def nodes(self) -> int:
         """Total number of nodes."""
         return sum(count for _, count in self.kinds)
+
+    @property
+    def by_site(self) -> tuple[FleetSummary, ...]:
+        """The summary of each site, by name; of a fleet at one site, the summary itself."""
+        sites = sorted({kind.site for kind, _ in self.kinds})
+        if len(sites) < 2:
+            return (self,)
+        return tuple(FleetSummary(tuple([one for one in self.kinds if one[0].site == site])) for site in sites)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -184,7 +194,7 @@ def node_kind(node: Node) -> NodeKind:
         for device in node.devices
         if device.mig is not None and device.mig.on and not device.mig.grantable
     }
-    return NodeKind(node.cpus, node.memory_bytes, devices, mig_devices, tuple(sorted(closed)), node.extras)
+    return NodeKind(node.cpus, node.memory_bytes, devices, mig_devices, tuple(sorted(closed)), node.extras, node.site)
 
 
 def device_fits(device: Device, model: str | None, device_memory_bytes: int, *, exact: bool = False) -> bool:

@@ -1,6 +1,6 @@
 """Maps records to numbers: the board's number of each node, the kind of its devices, and a job's needs in those numbers.
 
-Nodes are numbered by kind, then by their position in the topology tree, then by id: consecutive numbers are neighbours, in the tree and in
+A kind is a model of devices at a site. Nodes are numbered by kind, then by their position in the topology tree, then by id: consecutive numbers are neighbours, in the tree and in
 the order of ranks. A node with devices of two models or sizes has two numbers, which share its CPUs and memory. Devices with MIG mode on are a
 kind of their own, because they are granted in slices only.
 """
@@ -89,7 +89,8 @@ class FleetIndex:
 
     Attributes:
         nodes: the node of each number.
-        device_models: the models of devices, by number; nodes without devices have the kind "".
+        device_models: the model of each kind of devices; nodes without devices have the model "".
+        kind_sites: the site of each kind.
         model_of_node: kind of each node number.
         device_memory_bytes: of each device there.
         healthy_devices: healthy devices of that kind on each node, ascending.
@@ -100,6 +101,7 @@ class FleetIndex:
 
     nodes: list[Node] = field(default_factory=list)
     device_models: list[str] = field(default_factory=list)
+    kind_sites: list[str] = field(default_factory=list)
     model_of_node: list[int] = field(default_factory=list)
     device_memory_bytes: list[int] = field(default_factory=list)
     healthy_devices: list[tuple[int, ...]] = field(default_factory=list)
@@ -169,10 +171,18 @@ class FleetIndex:
         return tuple(found)
 
     def _needs_of_roles(self, shape: Shape, topology: TopologyConstraint) -> Iterator[Need]:
-        """The need of a gang with several roles, of which each takes whole devices; none if the fleet lacks those of one."""
+        """The needs of a gang with several roles, of which each takes whole devices: one for each site that has those of all roles."""
         alone = [self.needs((one,), topology) for one in shape.each]
-        if all(alone):
-            yield replace(alone[0][0], others=tuple(needs[0] for needs in alone[1:]))
+        if not all(alone):
+            return
+        for site in sorted(set(self.kind_sites)):
+            own = [self._at_site(needs[0], site) for needs in alone]
+            if all(need.kinds for need in own):
+                yield replace(own[0], others=tuple(own[1:]))
+
+    def _at_site(self, need: Need, site: str) -> Need:
+        """The need with the kinds of a site only."""
+        return replace(need, kinds=tuple([kind for kind in need.kinds if self.kind_sites[kind] == site]))
 
     def _parts(self, shape: Shape, project: str) -> list[_Part]:
         """What a shape takes of a node, in as many ways as the fleet's devices differ, the smallest part first."""
@@ -379,7 +389,7 @@ def index_fleet(nodes: Mapping[NodeId, Node]) -> FleetIndex:
     fleet = [nodes[node_id] for node_id in sorted(nodes)]
     tree = build_topology_tree(fleet)
     place = {node.id: key for node, key in zip(fleet, tree.order_keys(), strict=True)}
-    parts: list[tuple[tuple[str, bool], tuple[object, ...], int, Node, tuple[Device, ...]]] = []
+    parts: list[tuple[tuple[str, bool, str], tuple[object, ...], int, Node, tuple[Device, ...]]] = []
     for node in fleet:
         by_kind: dict[tuple[str, bool, int, tuple[MigProfile, ...]], list[Device]] = {}
         for device in node.devices:
@@ -390,10 +400,10 @@ def index_fleet(nodes: Mapping[NodeId, Node]) -> FleetIndex:
                 by_kind.setdefault(key, []).append(device)
         for (model, divided, memory_bytes, _), found in sorted(by_kind.items()) or [(("", False, 0, ()), [])]:
             own = tuple(sorted(found, key=lambda device: device.index))
-            parts.append(((model, divided), place[node.id], memory_bytes, node, own))
+            parts.append(((model, divided, node.site), place[node.id], memory_bytes, node, own))
     parts.sort(key=lambda part: part[:3])
     kinds = sorted({part[0] for part in parts})
-    fit = FleetIndex(device_models=[model for model, _ in kinds])
+    fit = FleetIndex(device_models=[model for model, *_ in kinds], kind_sites=[site for *_, site in kinds])
     order = {kind: number for number, kind in enumerate(kinds)}
     for number, (kind, _, memory_bytes, node, own) in enumerate(parts):
         fit.nodes.append(node)

@@ -1,6 +1,6 @@
 """Which nodes of pools would be worth starting for the jobs that wait (`Plan.wanted`).
 
-Jobs are taken by queue priority, then in submit order. Each takes its whole gang from nodes of one GPU model: first free capacity, then
+Jobs are taken by queue priority, then in submit order. Each takes its whole gang from nodes of one GPU model at one site: first free capacity, then
 nodes that are on their way, then new nodes of the pools that fit it, the cheapest per device first. A gang that these cannot hold
 completely takes none, so that no node is paid for half a gang. Quotas count the fleet with the nodes on their way and those ordered here; if
 they admit a gang only on a larger fleet, further nodes are ordered with it.
@@ -136,7 +136,7 @@ def node_demand(
     room = {pool.id: _room(pool, cluster, now_s) for pool in cluster.node_pools.values()}
     if not room:
         return NodeDemand()
-    new = [slot for pool in _by_price(cluster) for slot in _new_slots(pool, room[pool.id])]
+    new = [slot for pool in _by_price(cluster) for slot in _new_slots(pool, room[pool.id], now_s)]
     trial = _trial(cluster, new)
     later, waiting_s = _later_trial(cluster, room, now_s)
     orders: dict[PoolId, list[JobId]] = {}
@@ -180,9 +180,8 @@ def _later_trial(
     if not waiting_s:
         return None, waiting_s
     rooms = {pool.id: room[pool.id] or _places(pool, cluster) for pool in cluster.node_pools.values()}
-    now = [slot for pool in _by_price(cluster) if pool.id not in waiting_s for slot in _new_slots(pool, rooms[pool.id])]
-    after = [slot for pool in _by_price(cluster) if pool.id in waiting_s for slot in _new_slots(pool, rooms[pool.id])]
-    return _trial(cluster, [*now, *after]), waiting_s
+    pools = sorted(_by_price(cluster), key=lambda pool: pool.id in waiting_s)
+    return _trial(cluster, [slot for pool in pools for slot in _new_slots(pool, rooms[pool.id], now_s)]), waiting_s
 
 
 def _wait_text(gang: list[_Slot], waiting_s: Mapping[PoolId, float]) -> str:
@@ -301,13 +300,15 @@ class _Trial:
         # Requests that no slots hold; with queue, user and licences those that quotas refuse.
         self._failed: set[tuple[object, ...]] = set()
         self._idle = [slot for slot in slots if slot.pool is None and slot.node.id in releasable]
-        self._all: dict[str, list[_Slot]] = {}
-        self._free: dict[str, list[_Slot]] = {}
+        self._all: dict[tuple[str, str], list[_Slot]] = {}
+        self._free: dict[tuple[str, str], list[_Slot]] = {}
+        self._sites: dict[str, list[_Slot]] = {}
         for slot in slots:
             model = slot.node.devices[0].model if slot.node.devices else ""
-            self._all.setdefault(model, []).append(slot)
+            self._sites.setdefault(slot.node.site, []).append(slot)
+            self._all.setdefault((model, slot.node.site), []).append(slot)
             if slot.devices or slot.rooms:
-                self._free.setdefault(model, []).append(slot)
+                self._free.setdefault((model, slot.node.site), []).append(slot)
 
     def take_gang(self, job: Job) -> list[_Slot]:
         """Take the parts of the job's gang from the slots, in their order; empty if they do not hold all of it, a licence lacks seats, or a quota refuses it.
@@ -336,7 +337,7 @@ class _Trial:
         held = False
         for shape in shapes:
             groups = self._free if shape.node_devices else self._all
-            for slots in [self._slots] if role.others else groups.values():  # each role may have a model of its own
+            for slots in (self._sites if role.others else groups).values():  # each role may have a model of its own
                 found = _find(_parts(shape, job), slots, job.spec.exclude)
                 held = held or bool(found)
                 if taken := self._take(job, found) if found else []:
@@ -422,8 +423,12 @@ def _slot_of(node: Node, pool: NodePool | None = None, *, new: bool = False) -> 
     return _Slot(node=node, devices=len(node.devices), host=node.host, pool=pool, new=new)
 
 
-def _new_slots(pool: NodePool, count: int) -> list[_Slot]:
-    return [_slot_of(template_node(pool, NodeId(f"{pool.id}+{number}")), pool, new=True) for number in range(count)]
+def _new_slots(pool: NodePool, count: int, now_s: float) -> list[_Slot]:
+    offer = pool.next_offer(0.0, now_s) or pool.offers[0]
+    return [
+        _slot_of(template_node(pool, NodeId(f"{pool.id}+{number}"), offer.text), pool, new=True)
+        for number in range(count)
+    ]
 
 
 def _coming_slots(cluster: ClusterSnapshot) -> list[_Slot]:
@@ -431,7 +436,7 @@ def _coming_slots(cluster: ClusterSnapshot) -> list[_Slot]:
     for member in sorted(cluster.pool_nodes.values(), key=lambda member: member.id):
         pool = cluster.node_pools.get(member.pool)
         if pool is not None and member.state in COMING_STATES and member.id not in cluster.nodes:
-            found.append(_slot_of(template_node(pool, member.id), pool))
+            found.append(_slot_of(template_node(pool, member.id, member.offer), pool))
     return found
 
 

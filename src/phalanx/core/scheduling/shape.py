@@ -15,7 +15,7 @@ from typing import Final
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.mig import MigProfile
-from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.node import HOME_SITE, Node
 from phalanx.core.fleet.summary import FleetSummary, SlicesOf, device_fits, summary_of
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.resources import Extras, Resources, amount_text, extras_fit
@@ -136,7 +136,7 @@ def acceptable_shapes(
 ) -> tuple[Shape, ...]:
     """The request's shapes on this fleet, best first, at least one: as requested, or the total in equal parts on as few nodes as possible.
 
-    A gang is of one model. Models come in the order requested; if one word (or none) matches several models of the fleet, those that need
+    A gang is of one model and at one site. Models come in the order requested; if one word (or none) matches several models of the fleet, those that need
     the fewest nodes come first, then those on which a share by memory is the smallest part, then the smaller name.
 
     Args:
@@ -155,13 +155,22 @@ def acceptable_shapes(
     if not summary.kinds:
         return tuple(_requested_shape(role, model, memory_gib) for model, memory_gib in role.gpus.kinds)
     found: list[Shape] = []
+    sites = summary.by_site
     for model, memory_gib in role.gpus.kinds:
         asked = _requested_shape(role, model, memory_gib)
-        shapes = [_shape_on(asked, name, exact, role, summary) for name, exact in _matching_models(asked, summary)]
-        found += sorted(filter(None, shapes), key=lambda shape: _preference(shape, summary))
+        for site in sites:  # a gang is at one site
+            shapes = [_shape_on(asked, name, exact, role, site) for name, exact in _matching_models(asked, site)]
+            found += sorted(filter(None, shapes), key=lambda shape, site=site: _preference(shape, site))  # type: ignore[misc]
     if not found:
-        raise _never_fits(role, summary, fleet_text)
-    return tuple(found)
+        raise _never_fits_at(role, sites, fleet_text)
+    return tuple(found) if len(sites) == 1 else tuple(dict.fromkeys(found))
+
+
+def _never_fits_at(role: Role, sites: Sequence[FleetSummary], fleet_text: str) -> NeverFits:
+    """The error for the site that has the most nodes."""
+    most = max(sites, key=lambda site: site.nodes)
+    name = "" if len(sites) == 1 else f" at site {most.kinds[0][0].site or HOME_SITE}"
+    return _never_fits(role, most, f"{fleet_text}{name}")
 
 
 def _shapes_of_alternatives(role: Role, summary: FleetSummary, fleet_text: str) -> tuple[Shape, ...]:
@@ -198,7 +207,9 @@ def _shapes_of_roles(role: Role, summary: FleetSummary, fleet_text: str) -> tupl
             raise NeverFits(f"role {number} of the job: {refusal.message}", hint=refusal.hint) from None
     together = islice(product(*alone), ROLE_SHAPES_MAX)
     found = [replace(first, others=tuple(others)) for first, *others in together]
-    fitting = tuple(one for one in found if not summary.kinds or _fit_together(one.each, summary))
+    fitting = tuple(
+        one for one in found if not summary.kinds or any(_fit_together(one.each, site) for site in summary.by_site)
+    )
     if fitting:
         return fitting
     nodes = sum(shape.parts for shape in found[0].each)

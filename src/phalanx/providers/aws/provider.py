@@ -106,7 +106,13 @@ class AwsProvider:
         except OSError as error:
             raise BadRequest(f"AWS refuses: {error}", hint="phalanx clouds check aws") from error
         return NodeTemplate(
-            text=",".join(types), devices=devices, cpus=cpus, memory_bytes=memory_bytes, offers=offers, listed=True
+            text=",".join(types),
+            devices=devices,
+            cpus=cpus,
+            memory_bytes=memory_bytes,
+            offers=offers,
+            listed=True,
+            apart=True,
         )
 
     def open(self, orders: Sequence[NodeOrder]) -> None:
