@@ -42,22 +42,29 @@ def create_engines(options: HeadOptions, head: EngineContext, default: Engine | 
 
 
 def create_provider(name: str, options: HeadOptions, head: EngineContext) -> NodeProvider:
-    """Create a provider of node pools: that of the engine of this name, or an installed one.
+    """Create a provider of node pools: that of the engine of this name, whether the head runs on it or not, or an installed one.
 
     Raises:
         BadRequest: it is not installed, or cannot be imported.
     """
-    own = engine_type(options.engine)
-    if name == options.engine and isinstance(own, EnginePools):
-        return own.create_provider(options.engine_options, head)
+    own = _engine_with_pools(name)
+    if own is not None:
+        return own.create_provider(options.engine_options if name == options.engine else {}, head)
     return provider_type(name).create(head)
 
 
-def parallel_calls(name: str, options: HeadOptions) -> int:
-    """Return how many calls a provider takes at the same time; one that is not installed takes none, and refuses that."""
-    own = name == options.engine and isinstance(engine_type(options.engine), EnginePools)
+def _engine_with_pools(name: str) -> EnginePools | None:
     try:
-        return 1 if own else provider_type(name).parallel_calls
+        found = engine_type(name)
+    except BadRequest:
+        return None
+    return found if isinstance(found, EnginePools) else None
+
+
+def parallel_calls(name: str) -> int:
+    """Return how many calls a provider takes at the same time; one that is not installed takes none, and refuses that."""
+    try:
+        return 1 if _engine_with_pools(name) is not None else provider_type(name).parallel_calls
     except BadRequest:
         return 1
 

@@ -154,7 +154,7 @@ class Head:
         self._engines = create_engines(options, context, resources.default_engine)
         self._providers = ProviderCalls(
             create=lambda name: create_provider(name, options, context),
-            parallel_calls=lambda name: parallel_calls(name, options),
+            parallel_calls=parallel_calls,
         )
         settings = ControllerSettings(
             checkpoint_root=self._files("checkpoints"),

@@ -223,5 +223,8 @@ class EnginePools:
         raise NotImplementedError
 
     def create_provider(self, options: Mapping[str, str], head: EngineContext) -> NodeProvider:
-        """Create the provider of these pools, which has the name of the engine; nothing is started yet."""
+        """Create the provider of these pools, which has the name of the engine; nothing is started yet.
+
+        `options`: empty if the head runs on another engine; then only pools with settings of their own can be added.
+        """
         raise NotImplementedError

@@ -53,10 +53,10 @@ class KubernetesEngineType(EngineType, EnginePools):
         return resident_pools(options)
 
     def create_provider(self, options: Mapping[str, str], head: EngineContext) -> NodeProvider:
-        """Create the provider of resident pods."""
-        from phalanx.engines.kubernetes.resident_setup import create_resident_pods
+        """Create the provider of resident pods, of this cluster and of others."""
+        from phalanx.engines.kubernetes.cluster_pools import ClusterPools
 
-        return create_resident_pods(options, head)
+        return ClusterPools(head=head, own_options=options or None)
 
     def create(self, options: Mapping[str, str], head: EngineContext) -> Engine:
         """Create the engine."""

@@ -6,7 +6,7 @@ import io
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -36,6 +36,7 @@ from phalanx.engines.kubernetes.rights import (
 from phalanx.ports.engine import EngineCheck, EngineContext, HeadSetup
 
 IMAGE_DEFAULT: Final = "phalanx"
+TAG_PURPOSE: Final = "kubernetes tag"
 _SHAPE: Final = re.compile(r"([1-9][0-9]{0,4})x([0-9]{1,2})")
 _REVIEWS: Final = ResourcePath("selfsubjectaccessreviews", "authorization.k8s.io")
 _CHECK_S: Final = 5.0
@@ -86,7 +87,7 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
     access = find_access(options[names.CONTEXT], os.environ)
     if previous == options and setup.listened_before == setup.listens:
         return
-    if not setup.listens and not _is_loopback(access.server):
+    if not setup.listens and not is_loopback(access.server):
         raise Conflict(
             "pods must reach this head, but it listens only on loopback",
             hint="phalanx up --engine kubernetes --listen ADDRESS, with an address of this machine that pods can reach",
@@ -97,20 +98,30 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
         _check_served(api, KUEUE_GROUP, "Kueue", names.QUEUE)
     if claim_templates(options[names.GPU_RESOURCE]):
         _check_served(api, CLAIM_GROUP, "dynamic resource allocation", names.GPU_RESOURCE)
-    needed = [right for right in wanted_rights(options) if not right.optional]
-    missing = [right for right in needed if not is_allowed(api, right, namespace)]
+    check_needed_rights(api, namespace, wanted_rights(options), hint=print_command(options, namespace))
+    check_namespace(api, namespace)
+    if not options[names.SHAPE] and not options[names.RESIDENT] and not follows_all(api, "nodes", namespace):
+        raise BadRequest(
+            "you may not list the nodes of this cluster, so their number and GPUs are needed",
+            hint="phalanx up --engine kubernetes --kubernetes-nodes 4x8, for pods on 4 nodes of 8 GPUs",
+        )
+
+
+def check_needed_rights(api: KubernetesApi, namespace: str, rights: Sequence[AccessRight], *, hint: str) -> None:
+    """Check that we have all rights but the optional ones. `hint`: the command that prints what grants them.
+
+    Raises:
+        NotPermitted: one is missing.
+        KubernetesError: the server refuses to tell.
+        KubernetesUnreachable: it does not answer.
+    """
+    missing = [right for right in rights if not right.optional and not is_allowed(api, right, namespace)]
     if missing:
         first, others = missing[0], ", ".join(f"{right.verb} {right.resource}" for right in missing[1:])
         raise NotPermitted(
             f"you may not {first.verb} {first.resource} in the namespace {namespace}: {first.lost}"
             + (f"; nor {others}" if others else ""),
-            hint=f"an administrator grants it: {_print_command(options, namespace)}",
-        )
-    _check_namespace(api, namespace)
-    if not options[names.SHAPE] and not options[names.RESIDENT] and not follows_all(api, "nodes", namespace):
-        raise BadRequest(
-            "you may not list the nodes of this cluster, so their number and GPUs are needed",
-            hint="phalanx up --engine kubernetes --kubernetes-nodes 4x8, for pods on 4 nodes of 8 GPUs",
+            hint=f"an administrator grants it: {hint}",
         )
 
 
@@ -133,10 +144,12 @@ def create_engine(options: Mapping[str, str], head: EngineContext) -> Kubernetes
     return KubernetesEngine(api=KubernetesApi(access), settings=settings, scope=scope, key_of=head.attempt_key)
 
 
-def pod_settings(options: Mapping[str, str], head: EngineContext, access: ClusterAccess) -> PodSettings:
-    """Return how a head with these options uses its namespace."""
+def pod_settings(
+    options: Mapping[str, str], head: EngineContext, access: ClusterAccess, purpose: str = TAG_PURPOSE
+) -> PodSettings:
+    """Return how a head with these options uses its namespace. `purpose`: from which the tag of its objects is derived."""
     return PodSettings(
-        tag=head.derive_id("kubernetes tag")[:8],
+        tag=head.derive_id(purpose)[:8],
         namespace=options[names.NAMESPACE] or access.namespace,
         image=options[names.IMAGE] or IMAGE_DEFAULT,
         head_url=head.url,
@@ -175,7 +188,7 @@ def parse_shape(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _check_namespace(api: KubernetesApi, namespace: str) -> None:
+def check_namespace(api: KubernetesApi, namespace: str) -> None:
     """Let the server check a creation: the answer about rights says nothing about a namespace that does not exist.
 
     Raises:
@@ -224,7 +237,7 @@ def check_rights(options: Mapping[str, str]) -> list[EngineCheck]:
     except PhalanxError as error:
         return [EngineCheck(ok=False, says=error.message, mend=error.hint)]
     where = f"the namespace {namespace} of {access.server}"
-    mend = f"kubectl apply -f - with the YAML of {_print_command(options, namespace)}"
+    mend = f"kubectl apply -f - with the YAML of {print_command(options, namespace)}"
     found = [EngineCheck(ok=True, says=f"{len(rights) - len(missing)} of {len(rights)} rights in {where}")]
     for right in missing:
         scope = "the whole cluster" if right.cluster else where
@@ -238,7 +251,8 @@ def wanted_rights(options: Mapping[str, str]) -> tuple[AccessRight, ...]:
     return (*RIGHTS, *(KUEUE_RIGHTS if options[names.QUEUE] else ()))
 
 
-def _print_command(options: Mapping[str, str], namespace: str) -> str:
+def print_command(options: Mapping[str, str], namespace: str) -> str:
+    """Return the command that prints what grants the rights in a namespace."""
     queue = f" --{names.QUEUE} {options[names.QUEUE]}" if options[names.QUEUE] else ""
     return f"phalanx up --engine kubernetes --namespace {namespace}{queue} --print"
 
@@ -295,7 +309,8 @@ def follows_all(api: KubernetesApi, plural: str, namespace: str) -> bool:
     return all(is_allowed(api, right, namespace) for right in needed)
 
 
-def _is_loopback(server: str) -> bool:
+def is_loopback(server: str) -> bool:
+    """Whether the URL of an API server is on loopback."""
     host = urlsplit(server).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -87,6 +87,7 @@ class ResidentPods:
         lists_nodes: nodes may be listed and watched.
         token_of: makes a node's token.
         head_gone_s: a pod ends when the head has not answered for so long.
+        owner_stays: the ConfigMap that owns all objects is the engine's; else it goes with the last pod.
     """
 
     api: KubernetesApi
@@ -94,6 +95,7 @@ class ResidentPods:
     lists_nodes: bool
     token_of: Callable[[NodeId], str]
     head_gone_s: float = HEAD_GONE_S
+    owner_stays: bool = True
     _held: dict[NodeId, ResidentPod] = field(default_factory=dict)
     _pods: ObjectTable[PodState] = field(init=False)
     _nodes: ObjectTable[KubernetesNode] = field(init=False)
@@ -114,13 +116,9 @@ class ResidentPods:
         """Return what a pod with so many GPUs has, as far as that is known before it runs.
 
         Raises:
-            BadRequest: the template is not a number of GPUs, or the pool has zones or settings.
+            BadRequest: the template is not a number of GPUs.
         """
         template = terms.template
-        if terms.zones or terms.settings:
-            raise BadRequest(
-                "a pool of resident pods has no zones and no settings", hint="use a nodeSelector of the pod template"
-            )
         if not _TEMPLATE.fullmatch(template.strip()) or int(template) > GPUS_MAX:
             raise BadRequest(
                 f"{template[:40]!r} is not a number of GPUs from 0 to {GPUS_MAX}", hint="8 is a pod of 8 GPUs"
@@ -198,6 +196,8 @@ class ResidentPods:
             self._changed.clear()
         if held is not None and held.order.token == order.token:
             del self._held[order.node_id]
+        if not self._held:
+            self._delete_owner(self.api)
         return ()
 
     def observe(self) -> Sequence[LostNode | LeavingNode]:
@@ -247,7 +247,16 @@ class ResidentPods:
                     api.delete(self._path("secrets"), held.name)
                 except PhalanxError as error:
                     _log.warning("pod %s could not be deleted: %s", held.name, error)
+            try:
+                self._delete_owner(api)
+            except PhalanxError as error:
+                _log.warning("ConfigMap %s could not be deleted: %s", self.settings.owner_name, error)
         self.api.ended.set()
+
+    def _delete_owner(self, api: KubernetesApi) -> None:
+        if not self.owner_stays:
+            self._owner = None
+            api.delete(self._path("configmaps"), self.settings.owner_name)
 
     def _typical_node(self, gpus: int) -> KubernetesNode | None:
         """Return a node that can run such a pod, of the most frequent model; None if no node can, or nodes cannot be listed."""
