@@ -325,3 +325,26 @@ def test_what_a_fill_refuses(typed, words, said):
     code, _, err = typed("--trace", trace("a,0,5,1,,,"), "--fleet", "1xv100:2", *words)
     assert code == 64
     assert said in err
+
+
+def test_a_family_is_drawn_by_its_seed_for_its_fleet(typed):
+    words = ("--family", "few-classes", "--policy", "fifo", "--json")
+    first, again, other = (json.loads(typed(*words, "--seed", seed)[1]) for seed in ("3", "3", "4"))
+    assert (first["jobs"], first["gpus"], first["trace"]) == (3000, 64, "family few-classes, seed 3")
+    assert first["avg_jct_s"] == again["avg_jct_s"] != other["avg_jct_s"]
+    assert json.loads(typed(*words, "--nodes", "9", "--gpus-per-node", "8")[1])["gpus"] == 72
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("--family", "steady", "--trace", "t.csv"), "exclude each other"),
+        (("--family", "calm"), "steady"),
+        (("--family", "steady", "--per-vc"), "virtual cluster"),
+        ((), "--family steady"),
+    ],
+)
+def test_a_family_is_refused_with_what_does_not_go_with_it(typed, words, shown):
+    code, _, err = typed(*words)
+    assert code == 64
+    assert shown in err

@@ -34,9 +34,13 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
 @click.option(
     "--trace",
     "trace_path",
-    required=True,
     metavar="FILE",
     help="Jobs: CSV with job_id, submit_s, duration_s, num_gpus; or SWF; optionally gzipped; - reads standard input.",
+)
+@click.option(
+    "--family",
+    metavar="NAME",
+    help="Instead of --trace: draw a trace of a family by --seed, for the family's fleet: steady, office, overload, ...; a wrong NAME lists all.",
 )
 @click.option(
     "--fleet",
@@ -77,7 +81,7 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
     default=0,
     show_default=True,
     metavar="S",
-    help="Seed for the order of jobs submitted at the same time; 0 keeps the order of the trace.",
+    help="Seed for the order of jobs submitted at the same time, 0 for the order of the trace; with --family, for drawing it.",
 )
 @click.option(
     "--inflate",
@@ -120,11 +124,13 @@ def simulate(**options: Any) -> None:
     \b
     phalanx simulate --trace jobs.csv --nodes 80 --gpus-per-node 8
     phalanx simulate --trace jobs.csv --fleet nodes.csv --per-vc --compare fifo,las,default --html out.html
+    phalanx simulate --family overload --seed 1 --compare las,default
     phalanx simulate --trace pods.csv --fleet nodes.csv --inflate 1.3 --compare fgd,best-fit --seeds 42-51
     """  # noqa: D301  # \b is a click marker
     from phalanx.cli.list_output import to_json
     from phalanx.cli.simulate.packing import check_fill, fill_fleet
 
+    _check_source(options)
     if options["inflate"] is not None:
         names = policy_names(options)
         check_fill(options, names)
@@ -179,6 +185,20 @@ def simulate(**options: Any) -> None:
         _print(runs, summary)
 
 
+def _check_source(options: dict[str, Any]) -> None:
+    """Check that there is one source of jobs; a family also names the trace in the output."""
+    family = options["family"]
+    if (options["trace_path"] is None) == (family is None):
+        raise BadRequest(
+            "--trace and --family exclude each other" if family else "no jobs given",
+            hint="use one of the two" if family else "add --trace jobs.csv, or --family steady",
+        )
+    if family is not None:
+        if options["per_vc"]:
+            raise BadRequest("--per-vc needs the virtual cluster of each node, which a family does not have")
+        options["trace_path"] = f"family {family}, seed {options['seed']}"
+
+
 def _check_outputs(options: dict[str, Any]) -> None:
     """Check the output paths before the replay."""
     from phalanx.cli.figure_files import check_writable, picture_format
@@ -191,13 +211,18 @@ def _check_outputs(options: dict[str, Any]) -> None:
 
 
 def load_trace(options: dict[str, Any]) -> Any:
-    """Read the trace; warn about skipped rows."""
+    """Read or draw the trace; warn about skipped rows."""
     from phalanx.simulator.trace import Trace, read_trace
 
     path = options["trace_path"]
-    trace = read_trace(
-        read_lines(path), name=path, skip_bad=options["skip_bad"], with_parts=options.get("inflate") is not None
-    )
+    if options.get("family") is not None:
+        from phalanx.simulator.trace_families import draw_trace, family_named
+
+        trace = draw_trace(family_named(options["family"]), options["seed"])
+    else:
+        trace = read_trace(
+            read_lines(path), name=path, skip_bad=options["skip_bad"], with_parts=options.get("inflate") is not None
+        )
     for row in trace.invalid_rows[:_SHOWN_MAX]:
         warn(f"skipped line {row.line} of {path}: {row.reason}")
     if len(trace.invalid_rows) > _SHOWN_MAX:
@@ -220,6 +245,10 @@ def load_fleet(options: dict[str, Any]) -> Any:
             raise BadRequest("--fleet and --nodes exclude each other", hint="use one of the two")
         stated = None if os.path.exists(path) else parse_fleet(path)
         return stated or read_fleet(read_lines(path), name=path, cpu_nodes=options.get("inflate") is not None)
+    if nodes is None and each is None and options.get("family") is not None:
+        from phalanx.simulator.trace_families import family_named
+
+        return family_named(options["family"]).fleet
     if nodes is None or each is None:
         raise BadRequest("no fleet given", hint="add --fleet nodes.csv, or --nodes 80 --gpus-per-node 8")
     if options["per_vc"]:
