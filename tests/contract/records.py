@@ -7,7 +7,16 @@ from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.node import Cordon, Node, NodeState
-from phalanx.core.fleet.node_pool import NodeOffer, NodePool, NodeTemplate, OfferRefusal, PoolNode, PoolNodeState
+from phalanx.core.fleet.node_pool import (
+    MonthCharge,
+    NodeOffer,
+    NodePool,
+    NodeTemplate,
+    OfferRefusal,
+    PaidBy,
+    PoolNode,
+    PoolNodeState,
+)
 from phalanx.core.fleet.node_tests import NodeRate, NodeTest, NodeTestHistory
 from phalanx.core.ids import (
     Epoch,
@@ -26,6 +35,7 @@ from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import RECORDS, Idempotency
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
+from phalanx.core.work.burst_rule import BurstRule
 from phalanx.core.work.channel import Channel, ChannelMark, ChannelTopic
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.gpus import GpuRequest
@@ -153,7 +163,8 @@ def project(name="vision"):
 def queue(name="default", **more):
     policy = IdlePolicy(action=IdleAction.RELEASE, after_s=1800.5, states=(WasteKind.IDLE, WasteKind.LOW), exempt="a=b")
     alarms = ((WasteKind.IDLE, 60.0), (WasteKind.LOW, None))
-    return Queue(id=QueueId(name), **{"idle": policy, "alarms": alarms, **more})
+    rule = BurstRule(wait_s=7200.5, price=2.25, per_gpu_h=True)
+    return Queue(id=QueueId(name), **{"idle": policy, "alarms": alarms, "burst": rule, **more})
 
 
 def spent(name="default", **more):
@@ -236,6 +247,11 @@ def node_pool(name="burst"):
         cap_per_h=40.5,
         refusals=(OfferRefusal(offer="a spot", why="no capacity", at_s=6.5),),
         list_problem="no rights",
+        egress_per_gb=0.09,
+        billed=PaidBy.HOUR,
+        cap_per_month=20_000.5,
+        charged=MonthCharge(month="2026-11", usd=12.25),
+        boot_s=240.5,
     )
 
 

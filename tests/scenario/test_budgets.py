@@ -3,9 +3,9 @@
 import pytest
 
 from phalanx.controller.usage.budget_watch import BudgetWatch
-from phalanx.core.accounting.months import month_bounds_s, month_of
 from phalanx.core.accounting.project_spending import ForecastMethod, RunningUse, project_spending
 from phalanx.core.ids import ProjectId, UserId
+from phalanx.core.months import month_bounds_s, month_of
 from phalanx.core.state.events import ChangeProject, PutPrices, PutUser
 from phalanx.core.state.records import USAGE_HOURS
 from phalanx.core.state.reports import UsageCounted

@@ -7,11 +7,11 @@ from random import Random
 
 from phalanx.controller.usage.usage_accounting import UsageAccountant
 from phalanx.controller.usage.usage_resume import resume_ledger, usage_hour
-from phalanx.core.accounting.months import month_bounds_s
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.fleet.node_pool import NodePool, NodeTemplate
 from phalanx.core.ids import JobId, NodeId, PoolId, ProjectId, QueueId, UserId
+from phalanx.core.months import month_bounds_s
 from phalanx.core.state.events import (
     CancelJob,
     CordonNode,

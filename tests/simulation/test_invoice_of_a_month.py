@@ -7,8 +7,8 @@ from ruamel.yaml import YAML
 
 from phalanx.cli.report.price_file import parse_price_file
 from phalanx.core.accounting.cost_report import CostKey, IdleRule, cost_rows, invoice, meter
-from phalanx.core.accounting.months import month_bounds_s
-from phalanx.core.scheduling import node_demand
+from phalanx.core.months import month_bounds_s
+from phalanx.core.scheduling import scheduler
 from phalanx.core.work.usage.price_list import PriceBook, check_prices, parse_price
 from phalanx.simulator.drill import supervisor_calls
 from tests import invoice_check
@@ -33,7 +33,7 @@ QUOTAS = {"fast": 8000, "slow": 2000}
 def _slow_polls(monkeypatch):
     """Polls that find nothing, and orders of nodes, are rare here: they would take most of the time."""
     monkeypatch.setattr(supervisor_calls, "POLL_S", 600.0)
-    monkeypatch.setattr(node_demand, "EVERY_S", 120.0)
+    monkeypatch.setattr(scheduler, "demand_period_s", lambda *_: 120.0)
 
 
 def check(seed, hours, tmp_path):

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from phalanx.core.accounting.months import DAY_S, month_bounds_s, month_of
+from phalanx.core.months import DAY_S, month_bounds_s, month_of
 
 
 def test_months_are_those_of_the_calendar():

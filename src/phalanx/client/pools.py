@@ -34,6 +34,9 @@ class NodePoolsApi(ApiCalls):
         min_nodes: int = 0,
         price_per_h: float | None = None,
         cap_per_h: float | None = None,
+        cap_per_month: float | None = None,
+        egress_per_gb: float = 0.0,
+        billed: str = "second",
         idle: str = "5m",
         start_limit: str = "10m",
         zone: str = "",
@@ -50,6 +53,9 @@ class NodePoolsApi(ApiCalls):
             min_nodes: at least so many.
             price_per_h: of one node, in US dollars an hour; None for the prices that the provider knows, or 0.
             cap_per_h: of all its nodes together, in US dollars an hour; None for no cap.
+            cap_per_month: of all its nodes together in a month (UTC), in US dollars; None for no cap, 0 to order none.
+            egress_per_gb: US dollars for each 10^9 bytes that a job copies to its nodes, or back home.
+            billed: by the `second`, or by the `hour` that has begun.
             idle: duration after which a node without a job is released.
             start_limit: duration after which a node that is not up is given up.
             zone: where the nodes are, for their label `zone`.
@@ -63,6 +69,9 @@ class NodePoolsApi(ApiCalls):
             "min_nodes": min_nodes,
             "price_per_h": price_per_h,
             "cap_per_h": cap_per_h,
+            "cap_per_month": cap_per_month,
+            "egress_per_gb": egress_per_gb,
+            "billed": billed,
             "idle": idle,
             "start_limit": start_limit,
             "zone": zone,

@@ -51,12 +51,13 @@ from phalanx.core.lifecycle.events import ReminderDue, StartOverdue, StopRequest
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.scheduling.feasibility import FeasibilityCache
+from phalanx.core.scheduling.outlook.bursting import BurstRules
 from phalanx.core.scheduling.outlook.explanations import WaitReasons
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import Event, PreparePlannedStop, Request, SubmitJob
 from phalanx.core.state.plan import WaitReason
-from phalanx.core.state.records import IDEMPOTENCY
+from phalanx.core.state.records import IDEMPOTENCY, PROJECTS
 from phalanx.core.state.reports import IdleJobsObserved, LoadObserved, SupervisorRegistered
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.units import format_duration
@@ -106,6 +107,7 @@ class Controller:
     scheduler: Scheduler = field(init=False)
     stats: dict[str, float] = field(default_factory=dict)
     run_times: RuntimeHistory = field(default_factory=RuntimeHistory)
+    _own_run_times: RuntimeHistory = field(default_factory=RuntimeHistory)  # read by this thread, the other by readers
     device_facts: DeviceFacts | None = None
     feasibility: FeasibilityCache = field(default_factory=FeasibilityCache)
     _placed_boot_s: dict[JobId, float] = field(default_factory=dict)
@@ -142,6 +144,7 @@ class Controller:
         self._losses = FleetFailureRate(self.world)
         self._rulebook = Rulebook(self.world, self.settings.rules)
         self.scheduler = Scheduler(self.policy, feasibility=self.feasibility)
+        self.scheduler.order_rules = BurstRules(self._own_run_times.predictor, lambda: self.world.table(PROJECTS))
         if self.device_facts is not None:
             self._speed_facts = SpeedFactsKeeper(self.world, self.device_facts)
         self.waits = GuardedWaits(WaitReasons(self.scheduler, self.world.jobs), self.guard)
@@ -176,7 +179,9 @@ class Controller:
         self._staging.start(now.boot_s)
         ended = [job for job in sorted(self.world.jobs.values(), key=lambda job: job.seq) if job.state.terminal]
         self._ended.extend(job.id for job in ended)
-        self.run_times.load(sorted(ended, key=lambda job: job.ended_s or 0.0))
+        by_end = sorted(ended, key=lambda job: job.ended_s or 0.0)
+        for run_times in (self.run_times, self._own_run_times):
+            run_times.load(by_end)
 
     def step(self, now: ControllerTime, inbox: Sequence[Event]) -> StepResult:
         """Run one step. A refused request is answered with its error and changes nothing. An exception undoes the whole step."""
@@ -258,7 +263,8 @@ class Controller:
                 elif record.spec.time_limit_s is not None and record.id in self._placed_boot_s:
                     # The limit may have been set or shortened.
                     self._arm_limit(record.id, record.spec.time_limit_s, record.epoch, FIRST_GENERATION)
-        self.run_times.record(over, newest)
+        for run_times in (self.run_times, self._own_run_times):
+            run_times.record(over, newest)
         faults: list[Exception] = []
         for attempt in newest.values():
             try:

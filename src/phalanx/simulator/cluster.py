@@ -19,13 +19,14 @@ from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
 from phalanx.core.scheduling.settings import PolicySettings
-from phalanx.core.state.events import Event, PutProject, PutQueues, PutUser
+from phalanx.core.state.events import Event, PutNodePool, PutProject, PutQueues, PutUser
 from phalanx.core.state.reports import SupervisorRegistered
 from phalanx.core.state.world import World
 from phalanx.core.units import GIB
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.users import User, UserRole
 from phalanx.simulator.fleet import TraceNode
+from phalanx.simulator.rented_nodes import RentedPool, ReplayProvider
 from phalanx.simulator.supervisors import GangEvent, ReplaySupervisors
 from phalanx.simulator.trace import normalize_model
 
@@ -57,6 +58,7 @@ class ReplayCluster:
 
     Attributes:
         controller: the production controller with its world.
+        provider: of the pools.
     """
 
     def __init__(
@@ -67,7 +69,9 @@ class ReplayCluster:
         users: Sequence[UserId],
         start_s: float,
         queues: Sequence[Queue] = (),
+        pools: Sequence[RentedPool] = (),
     ) -> None:
+        self.provider = ReplayProvider(pools)
         self.controller = Controller(
             world=World(),
             leases=LeaseBook(lease_s=_LEASE_S),
@@ -88,20 +92,23 @@ class ReplayCluster:
                 ),
                 *(PutUser(user=User(id=user, role=UserRole.USER)) for user in users),
                 *(SupervisorRegistered(node=_node(node), supervisor_id=SupervisorId(node.name)) for node in nodes),
+                *(PutNodePool(pool=one.pool) for one in pools),
             ],
         )
 
     def run_instant(self, now_s: float, inbox: Sequence[Event]) -> InstantResult:
         """Run turns until neither controller nor supervisors have anything left to process at this instant."""
         now = ControllerTime(wall_s=now_s, boot_s=now_s)
-        outbox = self._turn(now, inbox)
-        turned = InstantResult(answers=outbox.answers, due_in_s=outbox.due_in_s)
-        while outbox.commands:
+        booted = self.provider.booted(now_s)
+        outbox = self._turn(now, [*inbox, *booted])
+        turned = InstantResult(answers=outbox.answers[: len(inbox)], due_in_s=outbox.due_in_s)
+        while outbox.commands or outbox.provider_calls:
             replies = self.supervisors.execute(outbox.commands, now_s)
             turned.gang_events += replies.gang_events
-            if not replies.reports:
+            reports = [*replies.reports, *self.provider.carry_out(outbox.provider_calls, now_s)]
+            if not reports:
                 break
-            outbox = self._turn(now, replies.reports)
+            outbox = self._turn(now, reports)
             turned.due_in_s = outbox.due_in_s
         return turned
 

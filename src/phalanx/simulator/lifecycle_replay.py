@@ -27,6 +27,7 @@ from phalanx.simulator.cluster import (
     ReplayCluster,
 )
 from phalanx.simulator.fleet import TraceNode
+from phalanx.simulator.rented_nodes import RentedPool
 from phalanx.simulator.results import (
     PROGRESS_EVERY,
     ReplayedJob,
@@ -75,6 +76,7 @@ def replay_lifecycle(
     on_end: Callable[[TraceJob], None] | None = None,
     on_event: ReplayListener | None = None,
     queues: Sequence[Queue] = (),
+    pools: Sequence[RentedPool] = (),
 ) -> ReplayResult:
     """Replay `jobs` on `nodes`.
 
@@ -89,11 +91,14 @@ def replay_lifecycle(
         on_end: called for each job that finishes, before other events of that instant.
         on_event: called for each start, stop and end; a move is a stop and a start.
         queues: queues with quotas; a job's label names its queue, else it uses the default queue.
+        pools: of nodes that are rented while jobs wait.
 
     Raises:
         NeverFits: a job can never start, or jobs wait on an idle fleet without further events.
     """
-    replay = _Replay(jobs, nodes, policy, restart_cost_s, skip_never=skip_unplaceable, on_end=on_end, queues=queues)
+    replay = _Replay(
+        jobs, nodes, policy, restart_cost_s, skip_never=skip_unplaceable, on_end=on_end, queues=queues, pools=pools
+    )
     replay.on_event = on_event
     replay.run(curve_step_s, on_progress)
     result = replay.result
@@ -115,6 +120,7 @@ class _Replay:
         skip_never: bool,
         on_end: Callable[[TraceJob], None] | None = None,
         queues: Sequence[Queue] = (),
+        pools: Sequence[RentedPool] = (),
     ) -> None:
         self.jobs = jobs
         self.on_end = on_end
@@ -130,6 +136,7 @@ class _Replay:
             users=sorted({_user_of(job) for job in jobs}),
             start_s=start_s,
             queues=queues,
+            pools=pools,
         )
         self.submits = _submits(jobs, nodes, queues)
         if not skip_never:
@@ -144,9 +151,10 @@ class _Replay:
     def run(self, curve_step_s: float, on_progress: Callable[[int, int], None] | None) -> None:
         """Run until the last job has ended."""
         jobs, total = self.jobs, len(self.jobs)
-        arrived, reported, wake_s = 0, 0, _FOREVER
+        arrived, reported, wake_s, last_s = 0, 0, _FOREVER, 0.0
         while self.ended < total:
-            now_s = min(jobs[arrived].submit_s if arrived < total else _FOREVER, self._next_end_s(), wake_s)
+            boot_s = self.cluster.provider.next_boot_s()
+            now_s = min(jobs[arrived].submit_s if arrived < total else _FOREVER, self._next_end_s(), wake_s, boot_s)
             if self.held or arrived < total:
                 self.busy_s = now_s
             if now_s == _FOREVER or now_s - self.busy_s > self.idle_max_s:
@@ -170,6 +178,9 @@ class _Replay:
             if on_progress is not None and self.ended - reported >= PROGRESS_EVERY:
                 reported = self.ended
                 on_progress(reported, total)
+            last_s = now_s
+        self.cluster.provider.close(last_s)
+        self.result.rented = self.cluster.provider.nodes
 
     def _next_end_s(self) -> float:
         ends = self.ends

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from phalanx.simulator.rented_nodes import RentedNode
 from phalanx.simulator.trace import TraceJob
 
 PROGRESS_EVERY: Final = 1024  # ends between two reports of progress
@@ -58,4 +59,5 @@ class ReplayResult:
     lost_gpu_s: float = 0.0
     decisions: int = 0
     curve: list[tuple[float, int, int]] = field(default_factory=list)  # (time, GPUs held, jobs waiting)
+    rented: list[RentedNode] = field(default_factory=list)
     unplaceable: list[tuple[TraceJob, str]] = field(default_factory=list)  # jobs that can never start, with the reason

@@ -11,6 +11,7 @@ queues:
     budget: 1000 GPU-h per 30d
     idle: {after: 1h, action: release, grace: 10m, states: [idle, unoccupied], exempt: keep-gpus=yes}   # warn, notify, release, stop; or off
     alarms: {idle: 15m, low: off} # time of waste after which `phalanx waste` lists it
+    burst: when wait > 2h and price < 40   # when its jobs order nodes that cost money; always, never
     open: true                    # unchanged if the key is missing
     queues:
       nlp: {quota: 16}
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_duration, parse_duration_s, parse_memory_bytes
+from phalanx.core.work.burst_rule import parse_burst_rule
 from phalanx.core.work.extras import COUNT_MAX, check_extra_name, parse_amount
 from phalanx.core.work.nearest_match import nearest_match
 from phalanx.user_files.waste_keys import alarm_settings, alarms_text, idle_settings, idle_text, seconds_text
@@ -41,7 +43,20 @@ QUEUE_FILE: Final = FileKind(
     depth_max=22,  # two for each level of queues; the head allows eight levels
     events_max=20_000,  # more than a thousand queues with all their keys; takes the scanner a second
 )
-_KEYS: Final = ("quota", "borrow", "lend", "weight", "priority", "users", "budget", "idle", "alarms", "open", "queues")
+_KEYS: Final = (
+    "quota",
+    "borrow",
+    "lend",
+    "weight",
+    "priority",
+    "users",
+    "budget",
+    "idle",
+    "alarms",
+    "burst",
+    "open",
+    "queues",
+)
 _COUNTED: Final = ("gpus", "jobs", "cpus")
 _OWN_AMOUNTS: Final = (*_COUNTED, "memory")
 # Names of the same keys in Kueue, Slurm and YARN, to suggest the right key.
@@ -112,6 +127,7 @@ def _own_terms(queue: QueueSettings) -> dict[str, str]:
         "budget": "" if budget is None else f"{_decimal(budget)} GPU-h per {seconds_text(queue.budget_period_s)}",
         "idle": "" if queue.idle is None else idle_text(queue.idle),
         "alarms": alarms_text(queue.alarms),
+        "burst": queue.burst or "",
         "open": "false" if queue.open is False else "",
     }
 
@@ -179,6 +195,8 @@ def _queue(name: str, parent: str | None, inside: Mapping[str, YamlValue]) -> Qu
                 found["idle"] = idle_settings(value)
             case "alarms":
                 found["alarms"] = alarm_settings(value)
+            case "burst":
+                found["burst"] = _burst(value)
             case "open":
                 found["open"] = _flag(value)
             case _:  # `queues`: handled by _level
@@ -251,6 +269,13 @@ def _budget(value: YamlValue) -> dict[str, float]:
         except BadRequest as error:
             raise value.error(error.message, error.hint) from None
     return found
+
+
+def _burst(value: YamlValue) -> str:
+    try:
+        return str(parse_burst_rule(value.text("burst")))
+    except BadRequest as error:
+        raise value.error(error.message, error.hint) from None
 
 
 def _gpus(key: str, value: YamlValue, *, words: Mapping[str, int | None], what: str = "a number of GPUs") -> int | None:

@@ -41,6 +41,30 @@ class RunTimeView(WhyRecord, frozen=True, kw_only=True):
     likes: str = ""
 
 
+class BurstView(WhyRecord, frozen=True, kw_only=True):
+    """What speaks for and against nodes of pools that cost money, by the rule of the job's queue. Times in seconds from now, US dollars.
+
+    Attributes:
+        pools: the nodes that it would order, by pool.
+        here_s: expected start on the fleet as it is; None if it is unknown, or if it cannot run there (`here_never`).
+        there_s: start on those nodes, without their boot time where that is not known yet (`boot_known`).
+        run_s: rest of its run; None if unknown. `price`: of that run there; None if unknown. `per_h`: of the nodes.
+        there: the rule chose those nodes. `refusal`: else the condition that does not hold.
+    """
+
+    pools: dict[str, int]
+    rule: str
+    there: bool
+    here_s: float | None = None
+    here_never: bool = False
+    there_s: float = 0.0
+    boot_known: bool = False
+    run_s: float | None = None
+    price: float | None = None
+    per_h: float = 0.0
+    refusal: str = ""
+
+
 class BlockerView(WhyRecord, frozen=True, kw_only=True):
     """A blocking job: it holds what this one needs, is ahead of it, or must end first. `end`: its expected end."""
 
@@ -79,6 +103,7 @@ class WhyReply(WhyRecord, frozen=True, kw_only=True):
         blockers: at most eight blocking jobs; `blockers_more` counts the others.
         changes: smallest first.
         speeds: how fast it runs on the models of the fleet and how that is known, the fastest first; empty if it is not.
+        burst: both sides, if the rule of its queue was asked.
     """
 
     job_id: JobId
@@ -96,6 +121,7 @@ class WhyReply(WhyRecord, frozen=True, kw_only=True):
     speeds: list[str] = []
     nodes: list[NodeId] = []
     since_s: float | None = None
+    burst: BurstView | None = None
 
 
 class DryRunReply(WhyRecord, frozen=True, kw_only=True):
@@ -106,6 +132,7 @@ class DryRunReply(WhyRecord, frozen=True, kw_only=True):
         jobs: how many jobs it would create; for an array the other fields describe the first element.
         gpu_hours_low, gpu_hours_high: of all jobs; None if the run time is unknown.
         starting: other waiting jobs that start now, at most eight.
+        burst: both sides, if the rule of its queue was asked.
         notes, warnings: shape and number of tasks, and whether nothing here now can run it, as in the reply to a submit.
     """
 
@@ -124,6 +151,7 @@ class DryRunReply(WhyRecord, frozen=True, kw_only=True):
     blockers_more: int = 0
     changes: list[SuggestedChangeView] = []
     starting: list[JobId] = []
+    burst: BurstView | None = None
     notes: list[str] = []
     warnings: list[str] = []
 

@@ -17,7 +17,7 @@ from phalanx.api.routes.queues import impossible_views
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.core.errors import BadRequest, NotFound
-from phalanx.core.fleet.node_pool import NodeOffer, NodePool, PoolNode, members_of
+from phalanx.core.fleet.node_pool import NodeOffer, NodePool, PoolNode, members_of, node_price_per_h
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import PoolId, UserId
 from phalanx.core.state.events import PutNodePool, RemoveNodePool
@@ -40,6 +40,7 @@ from phalanx.wire.api.pools import (
 )
 
 PRICE_MAX: Final = 1e6  # US dollars an hour, of one node
+MONTH_CAP_MAX: Final = 1e9  # US dollars
 SETTINGS_MAX: Final = 64  # of one pool; zones likewise
 SETTING_CHARS_MAX: Final = 2048
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,55}")  # part of a name of a server that joins
@@ -124,6 +125,11 @@ def _view(pool: NodePool, members: Sequence[PoolNode], now_s: float) -> PoolView
         provider=pool.provider,
         node=pool.template.text,
         cap_per_h=pool.cap_per_h,
+        cap_per_month=pool.cap_per_month,
+        spent_this_month=round(pool.spent_this_month(own, now_s), 4),
+        egress_per_gb=pool.egress_per_gb,
+        billed=pool.billed,
+        boot_s=pool.boot_s,
         settings=dict(pool.settings),
         offers=[_offer_view(pool, offer, now_s) for offer in pool.template.offers],
         list_problem=pool.list_problem,
@@ -131,7 +137,7 @@ def _view(pool: NodePool, members: Sequence[PoolNode], now_s: float) -> PoolView
         min_nodes=pool.min_nodes,
         max_nodes=pool.max_nodes,
         price_per_h=pool.price_per_h,
-        cost_per_h=sum(one.price_per_h if one.offer else pool.price_per_h for one in own),
+        cost_per_h=sum(node_price_per_h(one, pool) for one in own),
         idle_s=pool.idle_s,
         start_limit_s=pool.start_limit_s,
         zone=pool.zone,
@@ -170,6 +176,11 @@ def _wanted(services: HeadServices, pool_id: PoolId, body: PoolBody, by: UserId)
     for what, amount in (("price", body.price_per_h), ("cap", body.cap_per_h)):
         if amount is not None and not (math.isfinite(amount) and 0.0 <= amount <= PRICE_MAX):
             raise BadRequest(f"{what} {amount} is not an amount in US dollars an hour", hint=Hint(HintCode.POOL_PRICE))
+    month, egress = body.cap_per_month, body.egress_per_gb
+    if month is not None and not (math.isfinite(month) and 0.0 <= month <= MONTH_CAP_MAX):
+        raise BadRequest(f"month cap {month} is not an amount in US dollars", hint="give 20000, or 0 to order no node")
+    if not (math.isfinite(egress) and 0.0 <= egress <= PRICE_MAX):
+        raise BadRequest(f"egress {egress} is not an amount in US dollars for 10^9 bytes", hint="give 0.09")
     if len(body.zones) > SETTINGS_MAX:
         raise BadRequest(f"a pool has at most {SETTINGS_MAX} zones")
     _check_settings(body.settings)
@@ -189,7 +200,9 @@ def _wanted(services: HeadServices, pool_id: PoolId, body: PoolBody, by: UserId)
         )
     price_per_h = body.price_per_h or min((offer.price_per_h for offer in template.offers), default=0.0)
     if body.cap_per_h is not None:
-        _check_cap(body.cap_per_h, price_per_h)
+        _check_cap(body.cap_per_h, price_per_h, "an hour")
+    if body.cap_per_month:
+        _check_cap(body.cap_per_month, price_per_h, "a month")
     return NodePool(
         id=pool_id,
         provider=body.provider,
@@ -202,12 +215,15 @@ def _wanted(services: HeadServices, pool_id: PoolId, body: PoolBody, by: UserId)
         zone=body.zone,
         settings=tuple(sorted(body.settings.items())),
         cap_per_h=body.cap_per_h,
+        cap_per_month=body.cap_per_month,
+        egress_per_gb=body.egress_per_gb,
+        billed=body.billed,
         by=by,
         created_s=services.clock.now_s(),
     )
 
 
-def _check_cap(cap_per_h: float, price_per_h: float) -> None:
+def _check_cap(cap: float, price_per_h: float, per: str) -> None:
     """Check that the cap allows a node.
 
     Raises:
@@ -217,8 +233,8 @@ def _check_cap(cap_per_h: float, price_per_h: float) -> None:
         raise BadRequest(
             "a pool with a cap needs the price of a node, which is not known", hint=Hint(HintCode.POOL_PRICE)
         )
-    if cap_per_h < price_per_h:
+    if cap < price_per_h:
         raise BadRequest(
-            f"a cap of ${cap_per_h:g} an hour allows no node: the cheapest costs ${price_per_h:g} an hour",
+            f"a cap of ${cap:g} {per} allows no node: the cheapest costs ${price_per_h:g} an hour",
             hint=Hint(HintCode.POOL_PRICE),
         )

@@ -28,6 +28,7 @@ from phalanx.core.state.events import ChangeQueue, ImpossibleJob, PutQueues
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.records import QUEUE_USAGE
 from phalanx.core.state.snapshot import Snapshot
+from phalanx.core.work.burst_rule import parse_burst_rule
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.queue import Amounts, Queue, QueueUsage, period_start_s
 from phalanx.core.work.quotas.queue_validation import check_queue_tree
@@ -167,6 +168,7 @@ def _wanted(body: QueuesBody, known: Mapping[QueueId, Queue]) -> tuple[Queue, ..
             budget_period_s=facts.budget_period_s,
             idle=_idle_policy(facts.idle),
             alarms=tuple(sorted(facts.alarms.items())),
+            burst=None if facts.burst is None else parse_burst_rule(facts.burst),
         )
     return tuple(found.values())
 
@@ -230,6 +232,8 @@ def _setting(queue: Queue, name: str) -> QueueSetting:
         return None if queue.idle is None else queue.idle.text
     if name == "alarms":
         return alarms_text(queue.alarms) or None
+    if name == "burst":
+        return None if queue.burst is None else str(queue.burst)
     value: QueueSetting | Amounts = getattr(queue, name)
     return dict(value) if isinstance(value, tuple) else value
 
@@ -360,6 +364,7 @@ def _view(queue: Queue, tree: FairShareTree, counts: _JobCounts, other_s: dict[s
         room_gpus=gpus_of(tree.available_milli(tree.job_node(queue.id))),
         pending_gpus=gpus_of(counts.pending_milli),
         idle=_idle_settings(queue.idle),
+        burst=None if queue.burst is None else str(queue.burst),
         alarms=dict(queue.alarms),
         factor=tree.fair_share_factor(tree.job_node(queue.id)),
         waiting=waiting[:_REASONS_MAX],

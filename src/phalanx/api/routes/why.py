@@ -27,6 +27,7 @@ from phalanx.controller.read_snapshot import ReadSnapshot
 from phalanx.core.hints import Hint, HintCode, hint_keys
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.feasibility import FeasibilityChecker
+from phalanx.core.scheduling.outlook.bursting import BurstRules
 from phalanx.core.scheduling.outlook.counterfactuals import (
     OPERATOR_CHANGES,
     UPDATE_CHANGES,
@@ -38,6 +39,7 @@ from phalanx.core.scheduling.outlook.forecast import NEVER, ExpectedStart, Forec
 from phalanx.core.scheduling.outlook.projection import FleetProjection
 from phalanx.core.scheduling.outlook.what_if import trim_snapshot, what_if
 from phalanx.core.state.plan import WaitReason
+from phalanx.core.state.records import PROJECTS
 from phalanx.core.units import format_duration
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, JobState, WaitReasonCode, code_beside
@@ -47,6 +49,7 @@ from phalanx.core.work.users import Action
 from phalanx.wire.api.jobs import JobBody, staging_text
 from phalanx.wire.why import (
     BlockerView,
+    BurstView,
     DryRunReply,
     RunTimeView,
     StartView,
@@ -160,6 +163,7 @@ def _why(services: HeadServices, found: ReadSnapshot, job: Job, whole: bool) -> 
             blockers_more=more,
             start=None if never else answer.start(answer.forecast.start_of(job)),
             changes=changes,
+            burst=answer.burst,
             speeds=services.controller.speeds_of(job),
         )
 
@@ -241,6 +245,7 @@ def _submit_reply(
         detail="" if waiting is None else waiting.detail,
         blockers=blockers,
         blockers_more=more,
+        burst=answer.burst,
         changes=[_change_view(change, None) for change in answer.search.find()] if suggest else [],
     )
 
@@ -254,9 +259,12 @@ class _Explanation:
     def __init__(self, services: HeadServices, found: ReadSnapshot, job: Job) -> None:
         self.now_s = found.snapshot.now_s
         self.job = job
-        self.forecast = Forecast(
-            what_if(trim_snapshot(found.snapshot, job), found.scheduler), found.run_times.predictor()
+        predictor = found.run_times.predictor()
+        self._rules = BurstRules(
+            lambda: predictor, lambda: {project.id: project for project in services.store.records(PROJECTS)}
         )
+        trial = what_if(trim_snapshot(found.snapshot, job), found.scheduler, self._rules)
+        self.forecast = Forecast(trial, predictor)
         until_s = services.clock.boottime_s() + TRIAL_TIME_S
         self.search = CounterfactualSearch(
             self.forecast, job, found.scheduler, lambda: services.clock.boottime_s() < until_s
@@ -273,6 +281,26 @@ class _Explanation:
         """Why the job waits in the trial."""
         waiting = self.forecast.trial.scheduler.wait_reason(self.job)
         return waiting or WaitReason(reason=WaitReasonCode.NEW, detail="starts in a moment")
+
+    @property
+    def burst(self) -> BurstView | None:
+        """Both sides for a waiting job whose rule was asked."""
+        choice = self._rules.choices.get(self.job.id)
+        if choice is None:
+            return None
+        return BurstView(
+            pools=dict(choice.pools),
+            rule=str(choice.rule),
+            there=choice.rents,
+            here_s=None if choice.here_s == NEVER else choice.here_s,
+            here_never=choice.here_s == NEVER,
+            there_s=choice.there_s,
+            boot_known=choice.boot_known,
+            run_s=choice.run_s,
+            price=choice.price,
+            per_h=choice.per_h,
+            refusal=choice.refusal,
+        )
 
     def start(self, expected: ExpectedStart) -> StartView:
         """Return the expected start as a range in Unix seconds."""

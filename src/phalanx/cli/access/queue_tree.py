@@ -54,6 +54,7 @@ _LABELS: Final = {
     "budget_gpu_h": "budget",
     "budget_period_s": "budget period",
     "idle": "idle policy",
+    "burst": "burst rule",
 }
 _PLAIN: Final = str.maketrans("└├│─", "`|| ")  # for terminals without line-drawing characters
 _NO_LIMIT: Final = {
@@ -63,6 +64,7 @@ _NO_LIMIT: Final = {
     "parent": "the top",
     "idle": "as above",
     "alarms": "as above",
+    "burst": "as above",
 }
 
 
@@ -207,6 +209,8 @@ def _limit_lines(queue: QueueView) -> Iterator[str]:
             exempt=idle.exempt,
         )
         yield f"  idle policy: {policy.text}"
+    if queue.burst is not None:
+        yield f"  burst: {queue.burst}"
     if queue.alarms:
         yield f"  alarms of waste: {alarms_text(queue.alarms.items())}"
     if queue.gpu_s or queue.other_s:

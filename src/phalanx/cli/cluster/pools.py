@@ -17,13 +17,15 @@ from phalanx.cli.option_types import DURATION
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.errors import BadRequest
-from phalanx.core.fleet.node_pool import PoolNodeState
+from phalanx.core.fleet.node_pool import PaidBy, PoolNodeState
 from phalanx.core.units import format_duration
 from phalanx.wire.api.pools import PoolOfferView, PoolView
 
 if TYPE_CHECKING:
     from phalanx.client import Client
 
+_DOLLARS: Final = re.compile(r"\$?([0-9]+(?:\.[0-9]+)?)(?:/month)?")
+_PER_GB: Final = re.compile(r"\$?([0-9]+(?:\.[0-9]+)?)(?:/GB)?")
 _PRICE: Final = re.compile(r"\$?([0-9]+(?:\.[0-9]+)?)(?:/h)?")
 
 
@@ -50,6 +52,19 @@ def pools(head: Client, now_s: float) -> ListView:
     "--price", default="", metavar="USD/h", help="Price of one node: 2/h. The cheapest per GPU is used first."
 )
 @click.option("--cap", default="", metavar="USD/h", help="All nodes together cost at most: 400/h.")
+@click.option(
+    "--month-cap",
+    default="",
+    metavar="USD",
+    help="Order no node with which a month could cost more: 20000; 0 for none.",
+)
+@click.option("--egress", default="", metavar="USD/GB", help="Price of what jobs copy there and back: 0.09/GB.")
+@click.option(
+    "--billed",
+    type=click.Choice(["second", "hour"]),
+    default="second",
+    help="How nodes are billed; a paid hour is used up. [second]",
+)
 @click.option("--zones", default="", metavar="A,B", help="Where the provider looks for nodes, in this order.")
 @click.option("--spot", is_flag=True, help="Spot capacity, which the provider may take back.")
 @click.option(
@@ -69,6 +84,9 @@ def add(
     max_nodes: int,
     price: str,
     cap: str,
+    month_cap: str,
+    egress: str,
+    billed: str,
     zones: str,
     spot: bool,
     settings: tuple[str, ...],
@@ -89,6 +107,9 @@ def add(
         max_nodes=max_nodes,
         price_per_h=_amount_per_h("--price", price),
         cap_per_h=_amount_per_h("--cap", cap),
+        cap_per_month=_amount("--month-cap", month_cap, _DOLLARS, "20000"),
+        egress_per_gb=_amount("--egress", egress, _PER_GB, "0.09/GB") or 0.0,
+        billed=billed,
         zones=[word for word in zones.split(",") if word],
         settings=provider_settings(settings, spot=spot),
         idle=idle,
@@ -125,11 +146,15 @@ def remove(name: str, as_json: bool) -> None:
 
 
 def _amount_per_h(option: str, text: str) -> float | None:
+    return _amount(option, text, _PRICE, "2/h", "in US dollars an hour")
+
+
+def _amount(option: str, text: str, form: re.Pattern[str], example: str, what: str = "in US dollars") -> float | None:
     if not text:
         return None
-    match = _PRICE.fullmatch(text.strip())
+    match = form.fullmatch(text.strip())
     if match is None:
-        raise BadRequest(f"{option} {text!r} is not an amount in US dollars an hour", hint=f"use {option} 2/h")
+        raise BadRequest(f"{option} {text!r} is not an amount {what}", hint=f"use {option} {example}")
     return float(match[1])
 
 
@@ -195,6 +220,7 @@ def _page(pool: PoolView, screen: Terminal, now_s: float) -> list[str]:
         + ("" if pool.cap_per_h is None else f", at most ${pool.cap_per_h:g}"),
         f"release: after {format_duration(pool.idle_s)} without a job; give up: not up after {format_duration(pool.start_limit_s)}",
     ]
+    lines += _month_lines(pool)
     if pool.removing:
         lines.append("is being removed: its nodes are released")
     if pool.failures:
@@ -227,6 +253,20 @@ def _page(pool: PoolView, screen: Terminal, now_s: float) -> list[str]:
         for node in pool.nodes
     ]
     return [*lines, *table(columns, rows, screen)]
+
+
+def _month_lines(pool: PoolView) -> list[str]:
+    """Return what the pool cost this month, and what else its nodes cost."""
+    lines = []
+    if pool.cap_per_month == 0.0:
+        lines.append("$0 a month at most: no node is ordered")
+    elif pool.price_per_h:
+        cap = "" if pool.cap_per_month is None else f" of at most ${pool.cap_per_month:,.2f}"
+        lines.append(f"this month: ${pool.spent_this_month:,.2f}{cap}")
+    parts = [f"billed by the {pool.billed}"] if pool.billed is not PaidBy.SECOND else []
+    parts += [f"egress ${pool.egress_per_gb:g}/GB"] if pool.egress_per_gb else []
+    parts += [f"up {format_duration(pool.boot_s)} after the request"] if pool.boot_s else []
+    return [*lines, ", ".join(parts)] if parts else lines
 
 
 _OFFER_COLUMNS: Final = (

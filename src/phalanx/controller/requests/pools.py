@@ -18,18 +18,22 @@ from phalanx.core.fleet.device import Device, device_facts
 from phalanx.core.fleet.node import Cordon, Node
 from phalanx.core.fleet.node_pool import (
     COMING_STATES,
+    HOUR_S,
     POOL_NODES_MAX,
     ChargedMachine,
     NodeOffer,
     NodePool,
     NodeTemplate,
+    PaidBy,
     PoolNode,
     PoolNodeState,
     members_of,
     next_life,
+    node_price_per_h,
 )
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId, PoolId
+from phalanx.core.months import month_bounds_s, month_of
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.events import ImpossibleJob, PutNodePool, RemoveNodePool
 from phalanx.core.state.history import HistoryFacts
@@ -38,6 +42,9 @@ from phalanx.core.state.records import NODE_POOLS, POOL_NODES
 from phalanx.core.state.reports import ProviderOutcome, ProviderReported
 from phalanx.core.work.users import Action
 
+LAST_MINUTE_S: Final = (
+    60.0  # of a paid hour, in which an idle node is released: time for the step and the provider's call
+)
 LIST_EVERY_S: Final = 60.0  # between two lists of the machines of a pool
 handlers: Final = RequestHandlers()
 _Call = tuple[str, ProviderAction, str]
@@ -67,6 +74,9 @@ def put_pool(context: StepContext, request: PutNodePool) -> NodePool:
             max_nodes=pool.max_nodes,
             price_per_h=pool.price_per_h,
             cap_per_h=pool.cap_per_h,
+            cap_per_month=pool.cap_per_month,
+            egress_per_gb=pool.egress_per_gb,
+            billed=pool.billed,
             idle_s=pool.idle_s,
             start_limit_s=pool.start_limit_s,
         )
@@ -111,7 +121,7 @@ def apply_outcome(context: StepContext, report: ProviderReported) -> None:
     match report.outcome:
         case ProviderOutcome.STARTED:
             if member.state is PoolNodeState.REQUESTED and member.offer == report.offer:
-                started = replace(member, machine=report.machine, machine_since_s=report.since_s)
+                started = replace(member, machine=report.machine, machine_since_s=report.since_s or now_s)
                 context.change.put(started.enters(PoolNodeState.PROVISIONING, now_s, member.why))
         case ProviderOutcome.REFUSED:
             if member.state is PoolNodeState.REQUESTED and member.offer == report.offer:
@@ -140,6 +150,7 @@ def apply_outcome(context: StepContext, report: ProviderReported) -> None:
                 _give_up(context, member, report.why)
         case ProviderOutcome.STOPPED:
             if member.leaving and not context.world.attempts_on(member.id):
+                _charge(context, member, report)
                 _release(context, member)
                 _record_charges(context, report, member)
 
@@ -235,13 +246,14 @@ class PoolKeeper:
             members = members_of(pool.id, world.pool_nodes)
             spare = sum(not member.leaving for member in members) - pool.min_nodes
             due = [
-                member
+                (member, why)
                 for member in members
-                if member.id in idle and now_s - self.idle_since_s[member.id] >= pool.idle_s
+                if member.id in idle
+                and (why := _why_idle_ends(pool, member, now_s - self.idle_since_s[member.id], context.now.wall_s))
             ]
-            due.sort(key=lambda member: (self.idle_since_s[member.id], member.id))
-            for member in due[: max(0, spare)]:
-                _drain(context, member, f"no job for {pool.idle_s:g} s")
+            due.sort(key=lambda each: (self.idle_since_s[each[0].id], each[0].id))
+            for member, why in due[: max(0, spare)]:
+                _drain(context, member, why)
 
     def _call_providers(self, context: StepContext) -> None:
         world, boot_s = context.world, context.now.boot_s
@@ -291,6 +303,15 @@ class PoolKeeper:
         self.called_s = sent
 
 
+def _why_idle_ends(pool: NodePool, member: PoolNode, idle_s: float, now_s: float) -> str:
+    """Why a node that has idled for so long is released now; empty if it is kept: an hour that is paid is used up to its last minute."""
+    since_s = member.charged_from_s
+    if pool.billed is PaidBy.HOUR and since_s:
+        left_s = HOUR_S - max(0.0, now_s - since_s) % HOUR_S
+        return "no job in the last minute of a paid hour" if left_s <= LAST_MINUTE_S else ""
+    return f"no job for {pool.idle_s:g} s" if idle_s >= pool.idle_s else ""
+
+
 def _phase(member: PoolNode) -> tuple[str, PoolNodeState]:
     return member.token, PoolNodeState.REQUESTED if member.state in COMING_STATES else member.state
 
@@ -316,8 +337,10 @@ def _advance(context: StepContext, member: PoolNode, waited_s: float) -> None:
         return
     context.change.put(after)
     if after.state is PoolNodeState.UP and node is not None:
+        if member.state in COMING_STATES:
+            pool = pool.after_boot(waited_s)
         proved = replace(pool, failures=0, failure="", retry_at_s=0.0, template=_proved(pool.template, node))
-        if proved != pool:
+        if proved != world.node_pools[member.pool]:
             context.change.put(proved)
 
 
@@ -336,7 +359,8 @@ def _proved(template: NodeTemplate, node: Node) -> NodeTemplate:
 def _order(context: StepContext, wanted: WantedNodes) -> None:
     """Record the intent to start nodes, never more than the pool's maximum and cap; the call follows this commit."""
     pool, now_s = context.world.node_pools[wanted.pool], context.now.wall_s
-    room = pool.places(members_of(pool.id, context.world.pool_nodes))
+    members = members_of(pool.id, context.world.pool_nodes)
+    room = min(pool.places(members), pool.places_this_month(members, now_s))
     for _ in range(min(wanted.count, room)):
         offer = _next_offer(context, pool)
         if offer is None:
@@ -439,6 +463,19 @@ def _record_charges(context: StepContext, report: ProviderReported, member: Pool
         text = f"machine {one.machine} of {report.node_id} has ended"
         facts: HistoryFacts = {"machine": one.machine, "since_s": one.since_s, "until_s": one.until_s}
         context.add_history("machine_ended", text, node_id=report.node_id, facts=facts)
+
+
+def _charge(context: StepContext, member: PoolNode, report: ProviderReported) -> None:
+    """Add what the released node cost to its pool's month, by the provider's clock where it says from when to when."""
+    now_s, pool = context.now.wall_s, context.world.node_pools[member.pool]
+    price_per_h, begin_s = node_price_per_h(member, pool), month_bounds_s(month_of(now_s))[0]
+    spans = [(one.since_s, one.until_s) for one in report.stopped if one.since_s and one.until_s]
+    since_s = member.charged_from_s or (member.requested_s if member.id in context.world.nodes else 0.0)
+    if not spans and since_s:
+        spans = [(since_s, now_s)]
+    usd = sum(pool.cost(price_per_h, max(begin_s, first_s), last_s) for first_s, last_s in spans)
+    if usd > 0.0:
+        context.change.put(pool.after_charge(usd, now_s))
 
 
 def _release(context: StepContext, member: PoolNode) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from phalanx.controller.usage.shared_hours import shared_hour
 from phalanx.core.accounting.cost_report import CENT, to_cents
-from phalanx.core.accounting.months import month_bounds_s, month_of
 from phalanx.core.accounting.project_spending import project_costs
+from phalanx.core.months import month_bounds_s, month_of
 from phalanx.core.state.records import PRICE_LISTS, USAGE_HOURS
 from phalanx.core.state.reports import BudgetReached
 from phalanx.core.work.queue import Project

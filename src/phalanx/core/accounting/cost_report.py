@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final, NamedTuple, TypeVar
 
-from phalanx.core.accounting.months import month_of
+from phalanx.core.months import month_of
 from phalanx.core.work.usage.price_list import MICRO, GpuPrice, PriceBook
 from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
 

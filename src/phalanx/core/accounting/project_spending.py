@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.accounting.cost_report import priced, to_cents
-from phalanx.core.accounting.months import DAY_S, month_bounds_s, month_of
+from phalanx.core.months import DAY_S, month_bounds_s, month_of
 from phalanx.core.work.usage.price_list import HOUR_S, PriceBook
 from phalanx.core.work.usage.usage_hour import UsageHour
 

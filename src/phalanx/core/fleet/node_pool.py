@@ -7,6 +7,7 @@ registered; `PoolNode` says what was ordered from the provider, so that nothing 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -14,6 +15,7 @@ from typing import Final
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import SITE_LABEL, Node, NodeState
 from phalanx.core.ids import NodeId, PoolId, UserId
+from phalanx.core.months import month_bounds_s, month_of
 
 POOL_NODES_MAX: Final = 256  # of one pool
 RETURN_WAIT_S: Final = (
@@ -21,8 +23,16 @@ RETURN_WAIT_S: Final = (
 )
 BACKOFF_S: Final = 30.0  # after the first node that did not come up; doubled by each further one
 BACKOFF_MAX_S: Final = 1800.0
+HOUR_S: Final = 3600.0  # of a price
 REFUSAL_MEMORY_S: Final = 600.0  # an offer that was refused is not tried again for so long
 CALL_AGAIN_S: Final = 15.0  # a call without an answer is repeated: it may have been lost with the head that sent it
+
+
+class PaidBy(enum.StrEnum):
+    """How a provider bills a node: each second, or each hour that has begun."""
+
+    SECOND = "second"
+    HOUR = "hour"
 
 
 class PoolNodeState(enum.StrEnum):
@@ -110,6 +120,14 @@ class NodeTemplate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MonthCharge:
+    """What released nodes of a pool cost in a month (UTC, as `2026-11`), in US dollars."""
+
+    month: str = ""
+    usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodePool:
     """A pool. Times are Unix seconds.
 
@@ -128,6 +146,11 @@ class NodePool:
         cap_per_h: all its nodes together cost at most so many US dollars an hour; None: no cap.
         refusals: the newest one of each offer.
         list_problem: why the machines could not be listed the last time; empty if they were.
+        egress_per_gb: US dollars for each 10^9 bytes that a job copies to its nodes, or back home.
+        billed: by the second, or by the hour that has begun.
+        cap_per_month: its nodes together cost at most so many US dollars in a month (UTC), as far as orders decide it; None: no cap.
+        charged: for the nodes that it has released in the newest month.
+        boot_s: how long its nodes took from the request until they were up, smoothed over the last ones; 0 before the first.
     """
 
     id: PoolId
@@ -150,6 +173,11 @@ class NodePool:
     cap_per_h: float | None = None
     refusals: tuple[OfferRefusal, ...] = ()
     list_problem: str = ""
+    egress_per_gb: float = 0.0
+    billed: PaidBy = PaidBy.SECOND
+    cap_per_month: float | None = None
+    charged: MonthCharge = MonthCharge()
+    boot_s: float = 0.0
 
     @property
     def offers(self) -> tuple[NodeOffer, ...]:
@@ -181,6 +209,36 @@ class NodePool:
                 return refusal.at_s + REFUSAL_MEMORY_S
         return 0.0
 
+    def cost(self, price_per_h: float, since_s: float, until_s: float) -> float:
+        """What a node costs that is charged from when to when, in US dollars."""
+        return price_per_h * self.paid_s(max(0.0, until_s - since_s)) / HOUR_S
+
+    def spent_this_month(self, members: Iterable[PoolNode], now_s: float) -> float:
+        """What the pool cost since the month began, in US dollars: nodes that it has released, and its nodes `members` until now."""
+        month = month_of(now_s)
+        begin_s = month_bounds_s(month)[0]
+        running = sum(
+            self.cost(node_price_per_h(member, self), max(begin_s, member.charged_from_s), now_s)
+            for member in members
+            if member.charged_from_s
+        )
+        return running + (self.charged.usd if self.charged.month == month else 0.0)
+
+    def places_this_month(self, members: Iterable[PoolNode], now_s: float) -> int:
+        """How many more nodes the cap of the month allows: it must hold if each of them, and of those that run, is used for one more hour."""
+        price_per_h = min(offer.price_per_h for offer in self.offers)
+        if self.cap_per_month is None or price_per_h <= 0.0:
+            return self.max_nodes
+        held = list(members)
+        committed = self.spent_this_month(held, now_s) + sum(node_price_per_h(member, self) for member in held)
+        return max(0, int((self.cap_per_month - committed) / price_per_h + 1e-9))
+
+    def after_charge(self, usd: float, now_s: float) -> NodePool:
+        """With one more node released that cost so much."""
+        month = month_of(now_s)
+        before = self.charged.usd if self.charged.month == month else 0.0
+        return replace(self, charged=MonthCharge(month=month, usd=before + usd))
+
     def next_offer(self, spent_per_h: float, now_s: float) -> NodeOffer | None:
         """The first offer that was not refused of late and that the cap allows beside nodes that cost `spent_per_h` together."""
         for offer in self.offers:
@@ -193,6 +251,8 @@ class NodePool:
     def most_nodes(self) -> int:
         """How many nodes it can have at once, by its maximum and its cap."""
         price_per_h = min(offer.price_per_h for offer in self.offers)
+        if self.cap_per_month is not None and price_per_h > self.cap_per_month:
+            return 0
         if self.cap_per_h is None or price_per_h <= 0.0:
             return self.max_nodes
         return min(self.max_nodes, int(self.cap_per_h / price_per_h + 1e-9))
@@ -206,6 +266,14 @@ class NodePool:
             return places
         left_per_h = self.cap_per_h - sum(member.price_per_h for member in held)
         return min(places, max(0, int(left_per_h / price_per_h + 1e-9)))
+
+    def after_boot(self, took_s: float) -> NodePool:
+        """With the time that one more node took to come up: half its weight lies on this one."""
+        return replace(self, boot_s=took_s if self.boot_s <= 0.0 else (self.boot_s + took_s) / 2.0)
+
+    def paid_s(self, used_s: float) -> float:
+        """For how many seconds a node is charged that was used for so long."""
+        return math.ceil(used_s / HOUR_S) * HOUR_S if self.billed is PaidBy.HOUR else used_s
 
     def after_refusal(self, offer: str, why: str, now_s: float) -> NodePool:
         """With a refused offer, which is not tried again for a while."""
@@ -235,7 +303,7 @@ class PoolNode:
         offer: the text of the offer that is tried, or that brought it. Another one is tried only after this one was refused for certain.
         price_per_h: of that offer, in US dollars.
         machine: the provider's id of its machine; empty until the provider has confirmed it, and for a provider without ids.
-        machine_since_s: since when the machine is charged, by the provider's clock; 0 if unknown.
+        machine_since_s: since when the machine is charged, by the provider's clock, else since it confirmed the order; 0 before.
         ever_unanswered: the provider did not answer a call to start it, which may still arrive.
         unanswered: calls of its present state that the provider did not answer; `problem`: why the last one.
     """
@@ -255,6 +323,13 @@ class PoolNode:
     ever_unanswered: bool = False
     unanswered: int = 0
     problem: str = ""
+
+    @property
+    def charged_from_s(self) -> float:
+        """Since when it is charged; 0 if nothing of it runs as far as is known."""
+        if self.machine_since_s or self.state is not PoolNodeState.UP:
+            return self.machine_since_s
+        return self.requested_s  # it is up, although the provider has not confirmed it
 
     @property
     def call_again_s(self) -> float:
@@ -310,6 +385,17 @@ def next_life(member: PoolNode, pool: NodePool, node: Node | None, now_s: float,
 def members_of(pool_id: PoolId, members: Mapping[NodeId, PoolNode]) -> list[PoolNode]:
     """The nodes of a pool, by id."""
     return sorted((member for member in members.values() if member.pool == pool_id), key=lambda member: member.id)
+
+
+def node_price_per_h(member: PoolNode, pool: NodePool) -> float:
+    """What a node of a pool costs an hour, in US dollars."""
+    return member.price_per_h if member.offer else pool.price_per_h
+
+
+def priced_nodes(pools: Mapping[PoolId, NodePool], members: Mapping[NodeId, PoolNode]) -> frozenset[NodeId]:
+    """The nodes of pools with a price."""
+    priced = {pool.id for pool in pools.values() if pool.price_per_h > 0.0}
+    return frozenset(member.id for member in members.values() if member.pool in priced) if priced else frozenset()
 
 
 def template_node(pool: NodePool, node_id: NodeId, offer: str = "") -> Node:

@@ -36,6 +36,7 @@ class StopReason(enum.Enum):
     GROW = "grow"  # an elastic job takes idle nodes
     FASTER = "faster"  # it runs faster elsewhere
     SWAP = "swap"  # another job gains more from these GPUs than this one loses
+    HOME = "home"  # it leaves nodes that cost money for free ones of the own fleet
     MAKESPAN = "makespan"  # so that the last of all jobs ends earlier
 
 

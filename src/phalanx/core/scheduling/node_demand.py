@@ -3,7 +3,7 @@
 Jobs are taken by queue priority, then in submit order. Each takes its whole gang from nodes of one GPU model at one site: first free capacity, then
 nodes that are on their way, then new nodes of the pools that fit it, the cheapest per device first. A gang that these cannot hold
 completely takes none, so that no node is paid for half a gang. Quotas count the fleet with the nodes on their way and those ordered here; if
-they admit a gang only on a larger fleet, further nodes are ordered with it.
+they admit a gang only on a larger fleet, further nodes are ordered with it. A gang whose rule refuses the order takes none.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import COMING_STATES, NodePool, members_of, template_node
 from phalanx.core.fleet.summary import summary_of
 from phalanx.core.ids import JobId, NodeId, PoolId, QueueId, UserId
+from phalanx.core.months import month_of
 from phalanx.core.resources import NO_RESOURCES, Resources
 from phalanx.core.scheduling.board_builder import ClusterSnapshot, free_licences
+from phalanx.core.scheduling.order_rules import OrderJudge
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes
 from phalanx.core.state.plan import WaitReason, WantedNodes
 from phalanx.core.state.snapshot import EMPTY_USAGE
@@ -32,7 +34,6 @@ from phalanx.core.work.share import MILLI_PER_DEVICE
 
 JOBS_MAX: Final = 512  # waiting jobs considered at once; later ones follow when these run
 JOBS_SEEN_MAX: Final = 2048  # looked at for them: to say why a job waits costs more than to place it here
-EVERY_S: Final = 1.0  # between two computations, at least
 NODES_PER_S: Final = 2_000  # a larger fleet is read less often: 12,500 nodes take 0.2 s
 CAPACITY_REASONS: Final = frozenset(
     {
@@ -130,23 +131,27 @@ class _Part:
 
 
 def node_demand(
-    cluster: ClusterSnapshot, jobs: Iterable[Job], reason_of: Callable[[Job], WaitReason | None], now_s: float
+    cluster: ClusterSnapshot,
+    jobs: Iterable[Job],
+    reason_of: Callable[[Job], WaitReason | None],
+    now_s: float,
+    judge: OrderJudge | None = None,
 ) -> NodeDemand:
-    """What the jobs need of the pools at `now_s` (Unix seconds). Cost: one look at the fleet, and its free nodes for each kind of request."""
+    """What the jobs need of the pools at `now_s` (Unix seconds); `judge` may refuse orders. Cost: one look at the fleet, and its free nodes for each kind of request."""
     room = {pool.id: _room(pool, cluster, now_s) for pool in cluster.node_pools.values()}
     if not room:
         return NodeDemand()
     new = [slot for pool in _by_price(cluster) for slot in _new_slots(pool, room[pool.id], now_s)]
     trial = _trial(cluster, new)
-    later, waiting_s = _later_trial(cluster, room, now_s)
+    later, closed = _later_trial(cluster, room, now_s)
     orders: dict[PoolId, list[JobId]] = {}
     counts: dict[PoolId, int] = {}
     used: set[NodeId] = set()
     texts: dict[JobId, str] = {}
     for job in _waiting_for_capacity(cluster, jobs, reason_of):
         pooled: dict[PoolId, int] = {}
-        gang = trial.take_gang(job)
-        if not gang and later is not None and (text := _wait_text(later.take_gang(job), waiting_s)):
+        gang = trial.take_gang(job, judge)
+        if not gang and later is not None and (text := _wait_text(later.take_gang(job), closed)):
             texts[job.id] = text
         for slot in gang:
             if slot.pool is None:
@@ -162,6 +167,8 @@ def node_demand(
                 f"pool {name} is starting {count} node{'' if count == 1 else 's'} for it"
                 for name, count in sorted(pooled.items())
             )
+        if judge is not None and (text := judge.text_of(job.id)):
+            texts[job.id] = "; ".join(filter(None, (texts.get(job.id), text)))
     wanted = [
         WantedNodes(
             pool=name, count=counts[name], job_ids=(found := tuple(dict.fromkeys(orders[name]))), why=_why(found)
@@ -174,29 +181,43 @@ def node_demand(
 
 def _later_trial(
     cluster: ClusterSnapshot, room: Mapping[PoolId, int], now_s: float
-) -> tuple[_Trial | None, Mapping[PoolId, float]]:
-    """The same trial with the pools that wait after a failure, and how long each waits; None without such a pool."""
-    waiting_s = {pool.id: wait_s for pool in cluster.node_pools.values() if (wait_s := pool.waits_s(now_s)) > 0.0}
-    if not waiting_s:
-        return None, waiting_s
+) -> tuple[_Trial | None, Mapping[PoolId, str]]:
+    """The same trial with the pools that order nothing now, and why; None without such a pool."""
+    closed = {pool.id: why for pool in cluster.node_pools.values() if (why := why_closed(pool, cluster, now_s))}
+    if not closed:
+        return None, closed
     rooms = {pool.id: room[pool.id] or _places(pool, cluster) for pool in cluster.node_pools.values()}
-    pools = sorted(_by_price(cluster), key=lambda pool: pool.id in waiting_s)
-    return _trial(cluster, [slot for pool in pools for slot in _new_slots(pool, rooms[pool.id], now_s)]), waiting_s
+    pools = sorted(_by_price(cluster), key=lambda pool: pool.id in closed)
+    return _trial(cluster, [slot for pool in pools for slot in _new_slots(pool, rooms[pool.id], now_s)]), closed
 
 
-def _wait_text(gang: list[_Slot], waiting_s: Mapping[PoolId, float]) -> str:
-    """Why the pools that the gang needs start no node for it now; "" if it needs none that waits."""
-    pools = {slot.pool.id: slot.pool for slot in gang if slot.pool is not None and slot.pool.id in waiting_s}
-    return "; ".join(
-        f"pool {name} tries again in {format_duration(waiting_s[name])}: "
-        f"{pool.failures} node{'' if pool.failures == 1 else 's'} failed to start, the last: {pool.failure}"
-        for name, pool in sorted(pools.items())
+def why_closed(pool: NodePool, cluster: ClusterSnapshot, now_s: float) -> str:
+    """Why the pool orders no node now, for its last failures or its cap of the month; empty if it does."""
+    wait_s = pool.waits_s(now_s)
+    if wait_s > 0.0:
+        nodes = f"{pool.failures} node{'' if pool.failures == 1 else 's'}"
+        return f"pool {pool.id} tries again in {format_duration(wait_s)}: {nodes} failed to start, the last: {pool.failure}"
+    members = members_of(pool.id, cluster.pool_nodes)
+    if pool.removing or pool.cap_per_month is None or pool.places_this_month(members, now_s):
+        return ""
+    if not pool.cap_per_month:
+        return f"pool {pool.id} orders no node: its cap is $0 a month"
+    spent, month = pool.spent_this_month(members, now_s), month_of(now_s)
+    return (
+        f"pool {pool.id} orders no node: ${spent:,.2f} of its ${pool.cap_per_month:,.2f} a month are spent in {month}, "
+        f"and {len(members)} of its nodes run"
     )
 
 
-def demand_period_s(nodes: int) -> float:
+def _wait_text(gang: list[_Slot], closed: Mapping[PoolId, str]) -> str:
+    """Why the pools that the gang needs start no node for it now; "" if it needs none of them."""
+    pools = {slot.pool.id for slot in gang if slot.pool is not None and slot.pool.id in closed}
+    return "; ".join(closed[name] for name in sorted(pools))
+
+
+def demand_period_s(nodes: int, least_s: float) -> float:
     """Time between two computations on a fleet of so many nodes: each reads all of it."""
-    return max(EVERY_S, nodes / NODES_PER_S)
+    return max(least_s, nodes / NODES_PER_S)
 
 
 def _waiting_for_capacity(
@@ -310,8 +331,9 @@ class _Trial:
             if slot.devices or slot.rooms:
                 self._free.setdefault((model, slot.node.site), []).append(slot)
 
-    def take_gang(self, job: Job) -> list[_Slot]:
-        """Take the parts of the job's gang from the slots, in their order; empty if they do not hold all of it, a licence lacks seats, or a quota refuses it.
+    def take_gang(self, job: Job, judge: OrderJudge | None = None) -> list[_Slot]:
+        """Take the parts of the job's gang from the slots, in their order; empty if they do not hold all of it, a licence lacks seats, or a quota or
+        the judge refuses it.
 
         Slots that the job's quota needs, although the gang does not use them, follow.
         """
@@ -334,20 +356,24 @@ class _Trial:
             shapes = acceptable_shapes(role, self._summary)
         except NeverFits:
             return []
-        held = False
+        held = vetoed = False
         for shape in shapes:
             groups = self._free if shape.node_devices else self._all
             for slots in (self._sites if role.others else groups).values():  # each role may have a model of its own
                 found = _find(_parts(shape, job), slots, job.spec.exclude)
                 held = held or bool(found)
-                if taken := self._take(job, found) if found else []:
+                taken = self._take(job, found, judge) if found else []
+                if taken:
                     return taken
+                vetoed = vetoed or taken is None
                 if held and not role.gpus.alternatives:
                     break  # other slots would be as many
-        self._failed.add(refused if held else request)
+        if not vetoed:  # the rule of another queue, or for another job, may admit the same request
+            self._failed.add(refused if held else request)
         return []
 
-    def _take(self, job: Job, found: list[tuple[_Slot, _Part]]) -> list[_Slot]:
+    def _take(self, job: Job, found: list[tuple[_Slot, _Part]], judge: OrderJudge | None) -> list[_Slot] | None:
+        """Take these slots; none if quotas refuse, None if the judge does."""
         quotas = self._quotas
         licences = job.spec.role.licences
         asked = sum((slot.resources_of(part) for slot, part in found), Resources(extras=licences))
@@ -364,6 +390,8 @@ class _Trial:
             )
             new += spare[:count]
             taken += spare[:count]
+        if new and judge is not None and not judge.admits(job, [slot.pool for slot in new if slot.pool is not None]):
+            return None
         self._idle = [slot for slot in self._idle if not any(slot is one for one in taken)]
         if self._idle and not new and not quotas.admits(job, asked, -_capacity(self._idle)):
             taken += self._idle
@@ -407,11 +435,13 @@ def _find(parts: list[_Part], slots: list[_Slot], exclude: Container[str]) -> li
 
 def _room(pool: NodePool, cluster: ClusterSnapshot, now_s: float) -> int:
     """How many more nodes the pool may order now."""
-    return 0 if pool.waits_s(now_s) > 0.0 else _places(pool, cluster)
+    if pool.waits_s(now_s) > 0.0:
+        return 0
+    return min(_places(pool, cluster), pool.places_this_month(members_of(pool.id, cluster.pool_nodes), now_s))
 
 
 def _places(pool: NodePool, cluster: ClusterSnapshot) -> int:
-    """How many more nodes the pool may have."""
+    """How many more nodes the pool may have, whatever it cost so far."""
     return pool.places(members_of(pool.id, cluster.pool_nodes))
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.core.fleet.node import ForeignUsage, Node
-from phalanx.core.fleet.node_pool import NodePool
+from phalanx.core.fleet.node_pool import NodePool, PoolNode, priced_nodes
 from phalanx.core.ids import JobId, NodeId, PoolId, QueueId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_builder import ClusterSnapshot, apply_foreign_usage, build_board
@@ -32,6 +32,7 @@ from phalanx.core.scheduling.job_speeds import JobSpeeds
 from phalanx.core.scheduling.needs import Need, need_of_attempt, need_of_places
 from phalanx.core.scheduling.node_bitsets import bitset_of
 from phalanx.core.scheduling.node_demand import NodeDemand, demand_period_s, node_demand
+from phalanx.core.scheduling.order_rules import OrderJudge, OrderRules
 from phalanx.core.scheduling.outlook.explanations import (
     ELIGIBLE,
     WaitReasons,
@@ -93,6 +94,7 @@ class Scheduler:
         stale: the board must be rebuilt.
         cached_reasons: cached reasons why classes wait, cleared by each plan.
         feasibility: judges whether a job can ever start.
+        order_rules: the rules on nodes that cost money; None in a trial.
     """
 
     def __init__(
@@ -136,6 +138,8 @@ class Scheduler:
         self._pool_sizes: dict[PoolId, int] = {}
         self._demand = NodeDemand()
         self._demand_s = -INFINITE
+        self.order_rules: OrderRules[Scheduler] | None = None
+        self._rented: frozenset[NodeId] = frozenset()
 
     # ---------------------------------------------------------------- updates
 
@@ -145,6 +149,7 @@ class Scheduler:
         """Process changed records; `snapshot` has their newest versions. Times as in `plan`."""
         jobs: dict[JobId, None] = {}
         nodes: dict[NodeId, None] = {}
+        rented = False
         for record in changed:
             match record:
                 case Job():
@@ -155,6 +160,9 @@ class Scheduler:
                     self.stale = True
                 case NodePool():
                     self.stale = self.stale or self._pool_sizes.get(record.id) != _pool_size(record)
+                    rented = True
+                case PoolNode():
+                    rented = True
                 case Attempt() if record.holds_allocation:
                     # A replica fell asleep or regained its devices. Rare, so that its entry is not changed in place.
                     self.stale = self.stale or record.gave_devices_back != (record.job_id in self._asleep)
@@ -162,6 +170,8 @@ class Scheduler:
                     pass  # an attempt's job changes with it whenever that matters here
         self._set_time(now_s, wall_s)
         self.stale = self.stale or snapshot.awaited_nodes != self._awaited_nodes
+        if rented:
+            self._update_rented(snapshot)
         if self._update_nodes(snapshot, nodes):
             return
         board_changed = bool(nodes)
@@ -217,7 +227,7 @@ class Scheduler:
         for number in range(len(self.fleet_index.nodes)):
             if not self.fleet_index.nodes[number].schedulable:
                 self.board.remove_node(number)
-        self._update_slow_nodes()
+        self._update_rented(snapshot)
         self._update_data_nodes()
         self._wake_s = -INFINITE
 
@@ -265,8 +275,10 @@ class Scheduler:
         if quotas is not None:
             wake_s = min(wake_s, quotas.next_change_s(self._wall_s) - self._wall_offset_s)
         demand = self._update_demand(snapshot, now_s)
+        if demand is not None:
+            stops += self._send_home(snapshot, now_s)
         if snapshot.node_pools:
-            wake_s = min(wake_s, self._demand_s + demand_period_s(len(snapshot.nodes)))
+            wake_s = min(wake_s, self._demand_s + demand_period_s(len(snapshot.nodes), self.settings.demand_every_s))
         return Plan(
             version=snapshot.version,
             placements=tuple(placements),
@@ -280,16 +292,38 @@ class Scheduler:
 
     def _update_demand(self, snapshot: ClusterSnapshot, now_s: float) -> NodeDemand | None:
         """What waiting jobs need of pools; None if it was computed a moment ago."""
-        if self._demand_s <= now_s < self._demand_s + demand_period_s(len(snapshot.nodes)):
+        if (
+            self._demand_s
+            <= now_s
+            < self._demand_s + demand_period_s(len(snapshot.nodes), self.settings.demand_every_s)
+        ):
             return None
         self._demand_s = now_s
         waiting = WaitReasons(self, snapshot.jobs)
         self._demand = (
-            node_demand(snapshot, [snapshot.jobs[job_id] for job_id in waiting], self._blocked_by, self._wall_s)
+            node_demand(
+                snapshot,
+                [snapshot.jobs[job_id] for job_id in waiting],
+                self._blocked_by,
+                self._wall_s,
+                self._judge(snapshot, now_s),
+            )
             if snapshot.node_pools
             else NodeDemand()
         )
         return self._demand
+
+    def _judge(self, snapshot: ClusterSnapshot, now_s: float) -> OrderJudge | None:
+        rules = self.order_rules
+        return None if rules is None else rules.judge(self, snapshot, now_s, self._wall_s)
+
+    def _send_home(self, snapshot: ClusterSnapshot, now_s: float) -> list[PlannedStop]:
+        """Moves of jobs from nodes that cost money to free own ones."""
+        if self.order_rules is None or not self._rented:
+            return []
+        why = self.order_rules.send_home(self, snapshot, now_s, self._wall_s)
+        stops = self._apply_decisions(snapshot, self.board.take_decisions()) if why else []
+        return [replace(stop, why=f"{stop.why}: {why[stop.job_id]}") for stop in stops]
 
     def wait_reason(self, job: Job) -> WaitReason | None:
         """Why the pending job waits now; None if it does not."""
@@ -401,8 +435,15 @@ class Scheduler:
 
     def _update_slow_nodes(self) -> None:
         self.board.last_choice_nodes = bitset_of(
-            number for number, node in enumerate(self.fleet_index.nodes) if node.last_choice
+            number for number, node in enumerate(self.fleet_index.nodes) if node.last_choice or node.id in self._rented
         )
+
+    def _update_rented(self, snapshot: ClusterSnapshot) -> None:
+        """Nodes that cost money are used last, if there are others with devices at all."""
+        priced = priced_nodes(snapshot.node_pools, snapshot.pool_nodes)
+        owned = any(node.devices and node.id not in priced for node in self.fleet_index.nodes)
+        self._rented = priced if owned else frozenset()
+        self._update_slow_nodes()
 
     def _update_data_nodes(self) -> None:
         holders: dict[str, list[int]] = {}

@@ -25,6 +25,7 @@ class PolicySettings:
         placements_max: most placements per cycle; the rest follows in the next.
         restart_cost_s: the cost of a preemption or move for a job that saves when asked: its restart.
         run_time_of: what policies may know of a job's total run time, in seconds; None: its time limit.
+        demand_every_s: time between two looks at what waiting jobs need of pools, at least.
     """
 
     name: str = "default"
@@ -33,6 +34,7 @@ class PolicySettings:
     restart_cost_s: float = 60.0
     run_time_of: Callable[[Job], float] | None = None
     make: Callable[[], Policy] | None = None
+    demand_every_s: float = 1.0
 
     def create_policy(self) -> Policy:
         """Create the policy of a scheduler.

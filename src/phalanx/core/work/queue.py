@@ -14,6 +14,7 @@ from typing import Final
 
 from phalanx.core.ids import ProjectId, QueueId, UserId
 from phalanx.core.resources import GPUS, Resources
+from phalanx.core.work.burst_rule import BurstRule
 from phalanx.core.work.services.request_limits import NO_REQUEST_LIMITS, RequestLimits
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.usage.monthly_budget import BudgetWarning, MonthlyBudget
@@ -57,6 +58,7 @@ class Queue:
             extras, by name; a name that is missing has no such limit.
         idle: what happens to its jobs that do not use their GPUs; None: as in the queue above.
         alarms: seconds of waste after which it is an alarm, by kind; None for never. A kind that is missing: as in the queue above.
+        burst: when its jobs order nodes that cost money; None: as in the queue above.
     """
 
     id: QueueId
@@ -77,6 +79,7 @@ class Queue:
     other_per_user: Amounts = ()
     idle: IdlePolicy | None = None
     alarms: tuple[tuple[WasteKind, float | None], ...] = ()
+    burst: BurstRule | None = None
 
     def terms_of(self, resource: str) -> QuotaTerms:
         """Its terms for one resource, in the units of `Resources.amount_of`."""
@@ -149,6 +152,11 @@ def alarm_after_s(queues: Mapping[QueueId, Queue], queue_id: QueueId, kind: Wast
             if named is kind:
                 return after_s
     return ALARM_AFTER_S[kind]
+
+
+def burst_rule(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> BurstRule | None:
+    """The burst rule for jobs of a queue: its own or the nearest above it; None for none."""
+    return next((queue.burst for queue in with_ancestors(queues, queue_id) if queue.burst is not None), None)
 
 
 def with_ancestors(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> Iterator[Queue]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from phalanx.core.fleet.node_pool import PoolNodeState
+from phalanx.core.fleet.node_pool import PaidBy, PoolNodeState
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.wire.api.jobs import ImpossibleJobView
 
@@ -54,6 +54,11 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
         settings: of its provider.
         offers: the ways to get a node, in the order in which they are tried; empty if there is only one.
         list_problem: why the provider could not list its machines the last time.
+        cap_per_month: it orders no node with which it could cost more US dollars in a month (UTC); None: no cap.
+        spent_this_month: by its nodes since the month began.
+        egress_per_gb: US dollars for each 10^9 bytes that a job copies to its nodes, or back home.
+        billed: by the `second`, or by the `hour` that has begun.
+        boot_s: from the request of a node until it is up, smoothed over the last ones; 0 before the first.
     """
 
     id: PoolId
@@ -75,6 +80,11 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}
     offers: list[PoolOfferView] = []
     list_problem: str = ""
+    cap_per_month: float | None = None
+    spent_this_month: float = 0.0
+    egress_per_gb: float = 0.0
+    billed: PaidBy = PaidBy.SECOND
+    boot_s: float = 0.0
     nodes: list[PoolNodeView] = []
 
 
@@ -97,6 +107,9 @@ class PoolBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         price_per_h: of one node; None for the prices that the provider knows, or 0.
         cap_per_h: of all its nodes together; None for no cap.
+        cap_per_month: of all its nodes together in a month (UTC), in US dollars; None for no cap, 0 to order none.
+        egress_per_gb: US dollars for each 10^9 bytes that a job copies to its nodes, or back home.
+        billed: by the `second`, or by the `hour` that has begun.
         zone: where the nodes are; `zones`: where a provider looks for them, in order.
         settings: of the provider, by name.
     """
@@ -107,6 +120,9 @@ class PoolBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     min_nodes: int = 0
     price_per_h: float | None = None
     cap_per_h: float | None = None
+    cap_per_month: float | None = None
+    egress_per_gb: float = 0.0
+    billed: PaidBy = PaidBy.SECOND
     idle: str = "5m"
     start_limit: str = "10m"
     zone: str = ""

@@ -46,6 +46,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
         room_gpus: GPUs that it may use now without reclaiming.
         idle: what happens to its jobs that do not use their GPUs; None: as in the queue above.
         alarms: seconds of waste after which it is an alarm, by kind; None for never.
+        burst: when its jobs order nodes that cost money, as a queue file has it; None: as in the queue above.
         factor: fair share, in (0, 1]; a higher factor starts jobs sooner.
     """
 
@@ -80,6 +81,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     other_s: dict[str, float] = {}
     idle: IdleSettings | None = None
     alarms: dict[WasteKind, float | None] = {}
+    burst: str | None = None
     factor: float = 1.0
     waiting: list[QueueWait] = []
 
@@ -125,6 +127,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     budget_period_s: float = BUDGET_PERIOD_S
     idle: IdleSettings | None = None
     alarms: dict[WasteKind, float | None] = {}
+    burst: str | None = None
 
 
 class QueuesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

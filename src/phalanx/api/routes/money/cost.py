@@ -28,7 +28,6 @@ from phalanx.core.accounting.cost_report import (
     meter,
 )
 from phalanx.core.accounting.failure_report import FailureKey, FailureSum, sum_failures
-from phalanx.core.accounting.months import month_of
 from phalanx.core.accounting.project_spending import (
     ForecastMethod,
     ProjectSpending,
@@ -39,6 +38,7 @@ from phalanx.core.accounting.project_spending import (
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ProjectId
+from phalanx.core.months import month_of
 from phalanx.core.state.records import POOL_NODES, PRICE_LISTS
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.quotas.queue_validation import rights_of

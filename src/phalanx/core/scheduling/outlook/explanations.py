@@ -323,6 +323,7 @@ _REASON_TEXT: Final = {
     StopReason.GROW: ": more nodes are idle",
     StopReason.FASTER: "",
     StopReason.SWAP: ", which gains more there than this job loses",
+    StopReason.HOME: "",
     StopReason.MAKESPAN: ": so that the last of all jobs ends earlier",
 }
 

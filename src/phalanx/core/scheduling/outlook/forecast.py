@@ -23,7 +23,7 @@ from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.outlook.slice_times import slices_free_at_s
 from phalanx.core.scheduling.outlook.what_if import Trial
-from phalanx.core.scheduling.run_time_prediction import RunTimePredictor, traits_of
+from phalanx.core.scheduling.run_time_prediction import RunTimePrediction, RunTimePredictor, traits_of
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, WaitReasonCode
@@ -89,10 +89,15 @@ class BlockingLimit:
 
 
 class Forecast:
-    """Ends of running jobs, and the times at which devices become free, based on one trial."""
+    """Ends of running jobs, and the times at which devices become free, based on one trial.
 
-    def __init__(self, trial: Trial, predictor: RunTimePredictor) -> None:
+    Attributes:
+        expected: later bounds are what is expected, not what is exceeded once in ten times: jobs run as long as the median of similar ones.
+    """
+
+    def __init__(self, trial: Trial, predictor: RunTimePredictor, *, expected: bool = False) -> None:
         self.trial = trial
+        self.expected = expected
         self.predictor = predictor
         self.now_s = trial.snapshot.now_s
         self.remaining_times: dict[JobId, RemainingTime] = {
@@ -136,10 +141,44 @@ class Forecast:
             unknown=unknown if high_s == NEVER else "",
         )
 
+    def line_starts_s(self) -> dict[JobId, float]:
+        """The later bounds of the starts of all jobs in line, in seconds from now, in one pass; NEVER if unknown.
+
+        Jobs beyond JOBS_AHEAD_MAX have the bound of the last one before. Cost: one partition of the nodes for each of the first ones.
+        """
+        scheduler = self.trial.scheduler
+        times: Times | None = None
+        found: dict[JobId, float] = {}
+        parts: dict[int, float] = {}  # of classes for parts of devices: such a job is forecast alone
+        last_s = 0.0
+        line = sorted(
+            scheduler.board.waiting.values(), key=lambda entry: (-entry.job_class.rank, entry.submit_s, entry.seq)
+        )
+        for number, entry in enumerate(line):
+            klass, job_id = entry.job_class, scheduler.job_id_by_seq[entry.seq]
+            if number < JOBS_AHEAD_MAX:
+                admitted = [need for need in klass.needs if scheduler.board.admits_need(klass, need)] or klass.needs
+                needs = [need for need in admitted if need.milli and not (need.share_milli or need.mig_profile)]
+                if needs:
+                    times = self._times(needs[0], high=True) if times is None else times
+                    start_s = min(self._place(times, need, klass.excluded)[0] for need in needs)
+                    last_s = max(start_s, self._admitted(entry)[1])
+                    self._place_ahead(times, entry)
+                else:
+                    if klass.number not in parts:
+                        latest_s = self.start_of(self.trial.snapshot.jobs[job_id]).latest_s
+                        parts[klass.number] = NEVER if latest_s is None else latest_s
+                    last_s = parts[klass.number]
+            found[job_id] = last_s
+        return found
+
     def run_time_of(self, job: Job) -> tuple[float, float | None, int, str]:
         """The run time of the job once started: low and high in seconds (None: unknown), the number of ended jobs it is based on, and which."""
         predicted = self.predictor.predict(traits_of(job), ran_s=0.0, run_max_s=job.spec.time_limit_s)
-        return predicted.p10_s, predicted.p90_s, predicted.sample_count, predicted.similarity
+        return predicted.p10_s, self._late_s(predicted), predicted.sample_count, predicted.similarity
+
+    def _late_s(self, predicted: RunTimePrediction) -> float | None:
+        return predicted.p50_s if self.expected else predicted.p90_s
 
     # ---------------------------------------------------------------- ends
 
@@ -153,9 +192,10 @@ class Forecast:
         predicted = self.predictor.predict(
             traits_of(job), ran_s=ran_s, run_max_s=None if limit_s is None else max(ran_s, job.attained_s + limit_s)
         )
+        late_s = self._late_s(predicted)
         return RemainingTime(
             low_s=max(0.0, predicted.p10_s - ran_s),
-            high_s=NEVER if predicted.p90_s is None else max(0.0, predicted.p90_s - ran_s),
+            high_s=NEVER if late_s is None else max(0.0, late_s - ran_s),
         )
 
     def _cleared_s(self, job_id: JobId) -> float:

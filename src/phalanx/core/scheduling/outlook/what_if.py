@@ -13,6 +13,7 @@ from typing import Final
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.resources import add_extras, extras_of
+from phalanx.core.scheduling.order_rules import OrderRules
 from phalanx.core.scheduling.outlook.explanations import WaitReasons
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
@@ -44,9 +45,10 @@ class Trial:
         self.scheduler.policy.release()
 
 
-def what_if(snapshot: Snapshot, template: Scheduler) -> Trial:
-    """One cycle on this state by a scheduler of the same policy and statistics. Cost: a new board."""
+def what_if(snapshot: Snapshot, template: Scheduler, rules: OrderRules[Scheduler] | None = None) -> Trial:
+    """One cycle on this state by a scheduler of the same policy and statistics; `rules`: on nodes that cost money. Cost: a new board."""
     scheduler = template.copy_for_trial()
+    scheduler.order_rules = rules
     return Trial(snapshot=snapshot, scheduler=scheduler, plan=scheduler.plan(snapshot, snapshot.now_s))
 
 

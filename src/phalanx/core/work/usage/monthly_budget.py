@@ -1,4 +1,4 @@
-"""What a project may cost in a month (UTC), in the currency of the prices. It warns; it stops nothing."""
+"""What a project may cost in a month (UTC), in the currency of the prices. It warns, and ends renting; it stops no job."""
 
 from __future__ import annotations
 
