@@ -47,11 +47,11 @@ def test_run_times_vary_less_within_a_user_only_where_users_repeat_themselves(na
     family = FAMILIES[name]
     within, overall = 0.0, 0.0
     for seed in range(5):
-        groups = defaultdict(list)
+        logs: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
         for job in draw_trace(family, seed).jobs:
             if job.gpus < LARGE_GPUS:
-                groups[job.virtual_cluster, job.gpus].append(math.log(job.duration_s))
-        groups = [group for group in groups.values() if len(group) > 9]
+                logs[job.virtual_cluster, job.gpus].append(math.log(job.duration_s))
+        groups = [group for group in logs.values() if len(group) > 9]
         mean = statistics.fmean(one for group in groups for one in group)
         overall += sum((one - mean) ** 2 for group in groups for one in group)
         within += sum((len(group) - 1) * statistics.variance(group) for group in groups)
