@@ -27,6 +27,7 @@ EXTRAS = {
     "psycopg": "store",
     "authlib": "providers/identity",
     "botocore": "providers/aws",
+    "google": "providers/google",
     "joserfc": "providers/identity",
     "opentelemetry": "providers/tracing",
     "submitit": "submitit",

@@ -2,16 +2,17 @@
 
 import queue
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
 from phalanx.controller.provider_calls import ProviderCalls
-from phalanx.core.fleet.node_pool import ListedMachine
+from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.reports import MachinesListed, ProviderOutcome
-from phalanx.ports.provider import CallUnanswered, OfferRefused
+from phalanx.ports.provider import CallUnanswered, OfferRefused, StrayMachine
 from tests.contract.records import node_pool, pool_node
 
 WAIT_S = 60.0  # a guard against hangs
@@ -179,3 +180,26 @@ def test_calls_of_different_orders_are_carried_out_together_and_those_of_one_in_
     assert outcomes == {"p-0", "p-1"}
     assert provider.overlaps == 0
     assert provider.calls.index(("start", "p-0")) < provider.calls.index(("stop", "p-0"))
+
+
+def test_a_stray_that_is_stopped_with_the_head_is_recorded_before_the_head_ends():
+    provider, told = SlowProvider(), []
+    charged = ChargedMachine(machine="i-9", since_s=1.0, until_s=9.0)
+    provider.close = Mock(return_value=[StrayMachine(node_id=NodeId("p-9"), token="x", charged=charged)])  # type: ignore[method-assign]
+    pool = replace(node_pool(), provider="slow")
+    written = Future[Any]()
+    threading.Timer(0.05, written.set_result, ([],)).start()
+
+    def report(reports):
+        told.extend(reports)
+        return written
+
+    calls = ProviderCalls(create=lambda _: provider)
+    calls.open({pool.id: pool}, {}, report)
+    calls.send([call(ProviderAction.STOP, "p-0")])
+    calls.send([replace(call(ProviderAction.LIST, ""), token="p", settings=(("account", "open"),))])
+    while len(told) < 2:
+        threading.Event().wait(0.01)
+    calls.close(keep_nodes=False)
+    assert written.done()
+    assert [(one.machine, one.stopped) for one in told[2:]] == [("i-9", (charged,))]

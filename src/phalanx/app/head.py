@@ -428,11 +428,11 @@ class Head:
         running = bool(self._driver.controller.world.attempts)
         self._usage.stop()
         self._history.stop()
+        self._providers.close(keep_nodes=running)  # before the driver: what is stopped now is still recorded
         self._driver.stop()
         self._anchors.record(self._driver.audit_tip)
         for engine in self._engines:
             engine.close(keep_nodes=running)
-        self._providers.close(keep_nodes=running)
         self._logs.close()
         self._store.close()
         self._home.remove("head.json")

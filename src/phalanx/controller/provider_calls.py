@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -20,7 +21,7 @@ from phalanx.core.fleet.node_pool import NodePool, PoolNode
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.reports import MachinesListed, NodeDied, ProviderOutcome, ProviderReported, Report
-from phalanx.ports.provider import CallUnanswered, LostNode, NodeOrder, NodeProvider, OfferRefused
+from phalanx.ports.provider import CallUnanswered, LostNode, NodeOrder, NodeProvider, OfferRefused, StrayMachine
 
 OBSERVE_EVERY_S: Final = 0.2
 CLOSE_WAIT_S: Final = 30.0
@@ -93,7 +94,26 @@ class ProviderCalls:
             for thread in worker.threads:
                 thread.join(timeout=max(0.0, until_s - time.monotonic()))
             if worker.provider is not None:
-                worker.provider.close(keep_nodes=keep_nodes)
+                self._record(worker.provider.close(keep_nodes=keep_nodes) or ())
+
+    def _record(self, strays: Sequence[StrayMachine]) -> None:
+        """Wait until what these machines are charged for is recorded: the head ends."""
+        reports = [
+            ProviderReported(
+                node_id=one.node_id,
+                token=one.token,
+                outcome=ProviderOutcome.STOPPED,
+                machine=one.charged.machine,
+                stopped=(one.charged,),
+            )
+            for one in strays
+        ]
+        recorded = self._report(reports) if reports else None
+        if isinstance(recorded, Future):
+            try:
+                recorded.result(timeout=CLOSE_WAIT_S)
+            except (PhalanxError, TimeoutError) as error:
+                _log.error("machines without an order were stopped, but not recorded: %s", error)
 
     def _worker(self, name: str) -> _Worker:
         if name not in self._workers:

@@ -110,6 +110,15 @@ class LeavingNode:
     why: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrayMachine:
+    """A machine that no order has, and that was stopped; `token` and `node_id`: of its order, by its tags."""
+
+    node_id: NodeId
+    token: str
+    charged: ChargedMachine
+
+
 class NodeProvider(Protocol):
     """Starts and stops nodes for one head. `offer` may be called at any time and on any thread.
 
@@ -176,8 +185,11 @@ class NodeProvider(Protocol):
         """
         ...
 
-    def close(self, *, keep_nodes: bool) -> None:
-        """Stop watching; unless `keep_nodes`, stop every node."""
+    def close(self, *, keep_nodes: bool) -> Sequence[StrayMachine]:
+        """Stop watching; unless `keep_nodes`, stop every node and every other machine of this head.
+
+        Returns those machines that no order has of which the provider was told: no later call reports what they are charged for.
+        """
         ...
 
 

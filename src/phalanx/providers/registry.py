@@ -12,6 +12,7 @@ ENTRY_POINTS: Final = "phalanx.providers"
 _BUILT_IN: Final = {
     "aws": "phalanx.providers.aws.provider:AwsProviderType",
     "command": "phalanx.providers.command.provider:CommandProviderType",
+    "google": "phalanx.providers.google.provider:GoogleProviderType",
     "virtual": "phalanx.providers.virtual.provider:VirtualProviderType",
 }
 

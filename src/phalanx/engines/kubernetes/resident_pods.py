@@ -34,7 +34,15 @@ from phalanx.engines.kubernetes.render import Manifest, PodSettings
 from phalanx.engines.kubernetes.resident_options import GPUS_MAX
 from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
 from phalanx.engines.kubernetes.watch import ObjectWatch
-from phalanx.ports.provider import CallUnanswered, CloudRights, LeavingNode, LostNode, NodeOrder, PoolTerms
+from phalanx.ports.provider import (
+    CallUnanswered,
+    CloudRights,
+    LeavingNode,
+    LostNode,
+    NodeOrder,
+    PoolTerms,
+    StrayMachine,
+)
 from phalanx.wire.resident import (
     ADDRESS_VARIABLE,
     GRACE_VARIABLE,
@@ -234,7 +242,7 @@ class ResidentPods:
         del settings
         raise BadRequest("the rights of this provider are those of the engine, which checks them when the head starts")
 
-    def close(self, *, keep_nodes: bool) -> None:
+    def close(self, *, keep_nodes: bool) -> Sequence[StrayMachine]:
         """Stop following; unless `keep_nodes`, delete the pods and their Secrets."""
         for watch in self._watches:
             watch.close()
@@ -252,6 +260,7 @@ class ResidentPods:
             except PhalanxError as error:
                 _log.warning("ConfigMap %s could not be deleted: %s", self.settings.owner_name, error)
         self.api.ended.set()
+        return ()
 
     def _delete_owner(self, api: KubernetesApi) -> None:
         if not self.owner_stays:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.node_pool import NodeOffer
-from phalanx.core.units import parse_duration_s
 from phalanx.planner.facts.instances import InstanceEntry
 from phalanx.planner.facts.prices import PriceEntry
-
-ON_DEMAND: Final = "on-demand"
-SPOT: Final = "spot"
-SILENCE_S: Final = (
-    1800.0  # a machine ends itself when its head has been silent for so long, unless the pool has the setting `silence`
+from phalanx.providers.clouds.offers import ON_DEMAND, SPOT, fact_price, zone_offers
+from phalanx.providers.clouds.pool_settings import (
+    SHARED_SETTINGS,
+    MachineSettings,
+    check_names,
+    parse_machine_settings,
+    setting_count,
+    setting_words,
 )
+
 _TYPE: Final = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
 _ZONE: Final = re.compile(r"[a-z]|([a-z]{2}(?:-[a-z]+)+-[0-9])[a-z]")
 _REGION: Final = re.compile(r"[a-z]{2}(?:-[a-z]+)+-[0-9]")
@@ -35,9 +38,7 @@ _NAMES: Final = frozenset(
         "profile",
         "credentials",
         "endpoint",
-        "silence",
-        "virtual",
-        "setup",
+        *SHARED_SETTINGS,
     }
 )
 
@@ -65,8 +66,7 @@ class InstanceTerms:
     Attributes:
         subnets: one or more; each is in one zone.
         efa_interfaces: network interfaces with EFA; 0 for a plain one.
-        virtual: the instance joins with so many virtual devices; 0 for its GPUs.
-        setup: a shell command that the machine runs before it joins.
+        machine: how it joins the head, and ends itself.
     """
 
     account: AccountTerms
@@ -77,9 +77,7 @@ class InstanceTerms:
     placement_group: str = ""
     efa_interfaces: int = 0
     instance_profile: str = ""
-    silence_s: float = SILENCE_S
-    virtual: int = 0
-    setup: str = ""
+    machine: MachineSettings = field(default_factory=MachineSettings)
 
 
 def parse_account(settings: Mapping[str, str]) -> AccountTerms:
@@ -109,32 +107,26 @@ def parse_terms(settings: Mapping[str, str]) -> InstanceTerms:
     Raises:
         BadRequest: a setting is missing, unknown or invalid.
     """
-    if unknown := sorted(settings.keys() - _NAMES):
-        raise BadRequest(f"provider aws has no setting {unknown[0]}", hint=f"settings: {', '.join(sorted(_NAMES))}")
+    check_names("aws", settings, _NAMES)
     image = settings.get("image", "")
     if not image.startswith("ami-"):
         raise BadRequest(
             "the image is missing", hint="--set image=ami-..., with the driver of the GPUs, Python 3.11 and Phalanx"
         )
-    markets = tuple(dict.fromkeys(_words(settings.get("market", ON_DEMAND))))
+    markets = tuple(dict.fromkeys(setting_words(settings.get("market", ON_DEMAND))))
     for market in markets:
         if market not in {ON_DEMAND, SPOT} and not _RESERVED.fullmatch(market):
             raise BadRequest(f"market {market!r} is not one of on-demand, spot, reserved:cr-..., block:cr-...")
-    silence_s = parse_duration_s(settings["silence"], what="silence") if "silence" in settings else SILENCE_S
-    if silence_s < 60.0:
-        raise BadRequest("a machine cannot end itself after less than 60 s of silence: a head restarts in that time")
     return InstanceTerms(
         account=parse_account(settings),
         image=image,
         markets=markets,
-        subnets=_words(settings.get("subnets", "")),
-        security_groups=_words(settings.get("security-groups", "")),
+        subnets=setting_words(settings.get("subnets", "")),
+        security_groups=setting_words(settings.get("security-groups", "")),
         placement_group=settings.get("placement-group", ""),
-        efa_interfaces=_count(settings, "efa", 32),
+        efa_interfaces=setting_count(settings, "efa", 32),
         instance_profile=settings.get("instance-profile", ""),
-        silence_s=silence_s,
-        virtual=_count(settings, "virtual", 256),
-        setup=settings.get("setup", ""),
+        machine=parse_machine_settings(settings),
     )
 
 
@@ -144,7 +136,7 @@ def parse_types(text: str) -> tuple[str, ...]:
     Raises:
         BadRequest: one is not of the form of a type.
     """
-    types = tuple(dict.fromkeys(_words(text)))
+    types = tuple(dict.fromkeys(setting_words(text)))
     for name in types:
         if not _TYPE.fullmatch(name):
             raise BadRequest(f"{name!r} is not an instance type", hint="--type p5.48xlarge")
@@ -178,22 +170,12 @@ def make_offers(
     Raises:
         BadRequest: the price of one is not known, and another one's is: they cannot be compared.
     """
-    offers = [
-        NodeOffer(
-            text=f"{zone} {kind} {market}",
-            zone=zone,
-            price_per_h=price_per_h
-            if price_per_h is not None
-            else known_price(kind, market, terms.account.region, facts),
-        )
-        for market in terms.markets
-        for kind in types
-        for zone in zones
-    ]
-    unknown = [offer.text for offer in offers if offer.price_per_h <= 0.0]
-    if unknown and len(unknown) < len(offers):
-        raise BadRequest(f"the price of {unknown[0]} is not known, so the offers have no order", hint="--price 30/h")
-    return tuple(sorted(offers, key=lambda offer: offer.price_per_h))
+    region = terms.account.region
+
+    def price(kind: str, market: str) -> float:
+        return known_price(kind, market, region, facts) if price_per_h is None else price_per_h
+
+    return zone_offers(terms.markets, types, zones, price)
 
 
 def known_price(
@@ -201,31 +183,9 @@ def known_price(
 ) -> float:
     """Return the price of an instance in US dollars an hour: of the region, else the newest of another one; 0 if no fact has it."""
     wanted = "capacity block" if market.startswith("block:") else SPOT if market == SPOT else ON_DEMAND
-    instance = next((one for one in facts[0] if one.cloud == "AWS" and one.name == kind), None)
-    if instance is None:
-        return 0.0
-    found = [one.price for one in facts[1] if one.price.offer == instance.offer and one.price.kind == wanted]
-    found.sort(key=lambda price: (price.region == region, price.fact.date))
-    return round(found[-1].usd_per_gpu_hour * instance.gpus, 4) if found else 0.0
-
-
-def parse_offer(text: str) -> tuple[str, str, str]:
-    """Return zone, type and market of an offer."""
-    zone, kind, market = text.split(" ")
-    return zone, kind, market
+    return fact_price("AWS", kind, wanted, region, facts)
 
 
 def reservation_of(market: str) -> str:
     """The capacity reservation of a market; empty for on-demand and spot."""
     return market.partition(":")[2]
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def _count(settings: Mapping[str, str], name: str, most: int) -> int:
-    text = settings.get(name, "0")
-    if not text.isdecimal() or int(text) > most:
-        raise BadRequest(f"the setting {name} is {text[:20]!r}, not a number from 0 to {most}")
-    return int(text)

@@ -10,15 +10,13 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine, NodeTemplate
 from phalanx.core.ids import NodeId
-from phalanx.planner.facts.gpus import find_gpu
 from phalanx.planner.facts.instances import read_instances
 from phalanx.planner.facts.prices import read_prices
 from phalanx.ports.engine import EngineContext
@@ -32,22 +30,22 @@ from phalanx.ports.provider import (
     PoolTerms,
     ProviderType,
     StartedMachine,
+    StrayMachine,
 )
 from phalanx.providers.aws import ec2
 from phalanx.providers.aws.pool_terms import (
-    SPOT,
     AccountTerms,
     InstanceTerms,
     full_zones,
     make_offers,
     parse_account,
-    parse_offer,
     parse_terms,
     parse_types,
     reservation_of,
 )
 from phalanx.providers.aws.rights import check_rights, least_policy
-from phalanx.providers.aws.user_data import user_data
+from phalanx.providers.clouds.offers import SPOT, MachineShape, node_shape, parse_zone_offer
+from phalanx.providers.clouds.start_script import start_script
 
 NAME: Final = "aws"
 _DRY_RUN: Final = "dry-run"
@@ -93,7 +91,9 @@ class AwsProvider:
             zones = self._zones(wanted, full_zones(terms.zones, account.region))
             kinds = ec2.pages(account, "describe_instance_types", "InstanceTypes", InstanceTypes=list(types))
             self.machines(terms.settings)
-            devices, cpus, memory_bytes = _shape(kinds, wanted)
+            devices, cpus, memory_bytes = node_shape(
+                "AWS", {kind["InstanceType"]: _shape(kind) for kind in kinds}, wanted.machine.virtual
+            )
             offers = make_offers(wanted, types, zones, terms.price_per_h, (read_instances(), read_prices()))
             order = NodeOrder(
                 node_id=NodeId(_DRY_RUN),
@@ -195,18 +195,22 @@ class AwsProvider:
         policy = least_policy(self._owner, passes_role=bool(settings.get("instance-profile")))
         return CloudRights(rights=check_rights(account, settings.get("image", "")), policy=policy)
 
-    def close(self, *, keep_nodes: bool) -> None:
+    def close(self, *, keep_nodes: bool) -> Sequence[StrayMachine]:
         """Unless `keep_nodes`, terminate the instances, by one list and one call for each region; their orders stay."""
         regions = {} if keep_nodes else {parse_account(one.settings): one.settings for one in self._seen.values()}
+        strays: list[StrayMachine] = []
         for account, settings in regions.items():
             try:
                 known = {one.known_machine for one in self._seen.values() if parse_account(one.settings) == account}
-                listed = {one.machine: one.ended for one in self.machines(settings)}
-                left = sorted({one for one in {*listed, *known} - {""} if not listed.get(one, False)})
-                if left:
-                    self._terminate(account, left)
+                listed = {one.machine: one for one in self.machines(settings)}
+                left = sorted({one for one in {*listed, *known} - {""} if one not in listed or not listed[one].ended})
+                for charged in self._terminate(account, left) if left else ():
+                    one = listed.get(charged.machine)
+                    if one is not None and one.token not in self._seen:
+                        strays.append(StrayMachine(node_id=one.node_id, token=one.token, charged=charged))
             except OSError as error:
                 _log.error("instances in %s run until they end themselves: %s", account.region, error)
+        return strays
 
     @property
     def _owner(self) -> str:
@@ -214,7 +218,7 @@ class AwsProvider:
 
     def _request(self, order: NodeOrder, terms: InstanceTerms) -> dict[str, Any]:
         """Return the arguments of `run_instances`: the same for the same order and offer."""
-        zone, kind, market = parse_offer(order.offer)
+        zone, kind, market = parse_zone_offer(order.offer)
         join = None if self.head.machine_join is None else self.head.machine_join(order.node_id, order.token)
         tags = {
             "Name": order.node_id,
@@ -223,7 +227,7 @@ class AwsProvider:
             "phalanx-node": order.node_id,
             "phalanx-token": order.token,
             "phalanx-offer": order.offer,
-            "phalanx-silence": f"{terms.silence_s:g}",
+            "phalanx-silence": f"{terms.machine.silence_s:g}",
         }
         listed = [{"Key": key, "Value": value} for key, value in tags.items() if value]
         request: dict[str, Any] = {
@@ -238,7 +242,14 @@ class AwsProvider:
             "TagSpecifications": [{"ResourceType": what, "Tags": listed} for what in ("instance", "volume")],
         }
         if join is not None:
-            request["UserData"] = user_data(terms, order.node_id, join)  # botocore encodes it
+            script = start_script(
+                order.node_id,
+                join,
+                silence_s=terms.machine.silence_s,
+                virtual=terms.machine.virtual,
+                setup=terms.machine.setup,
+            )
+            request["UserData"] = script  # botocore encodes it
         if terms.placement_group:
             request["Placement"]["GroupName"] = terms.placement_group
         if terms.instance_profile:
@@ -343,34 +354,12 @@ def _ended_s(instance: Mapping[str, Any]) -> float:
     return time.time() if match is None else float(calendar.timegm(time.strptime(match[1], "%Y-%m-%d %H:%M:%S")))
 
 
-def _shape(kinds: Iterable[Mapping[str, Any]], terms: InstanceTerms) -> tuple[tuple[Device, ...], int, int]:
-    """Return the devices, CPUs and bytes of memory that an instance of each type has.
-
-    Raises:
-        BadRequest: types have different GPUs.
-    """
-    known = {one.name: one for one in read_instances() if one.cloud == "AWS"}
-    shapes = {}
-    for kind in kinds:
-        name = kind["InstanceType"]
-        if terms.virtual:
-            gpu, count = ("virtual", 0), terms.virtual
-        elif name in known:
-            entry = find_gpu(known[name].gpu).gpu
-            gpu, count = (entry.name, entry.memory_bytes), known[name].gpus
-        else:
-            gpus = kind.get("GpuInfo", {}).get("Gpus", [])
-            gpu = (gpus[0]["Name"].lower(), gpus[0]["MemoryInfo"]["SizeInMiB"] << 20) if gpus else ("", 0)
-            count = sum(one["Count"] for one in gpus)
-        shapes[name] = (gpu, count, kind["VCpuInfo"]["DefaultVCpus"], kind["MemoryInfo"]["SizeInMiB"] << 20)
-    if len({shape[:2] for shape in shapes.values()}) != 1:
-        parts = ", ".join(
-            f"{name} has {shape[1]} x {shape[0][0] or 'no GPU'}" for name, shape in sorted(shapes.items())
-        )
-        raise BadRequest(f"the types of a pool have the same GPUs, but {parts}", hint="add a pool for each")
-    (model, device_bytes), count, _, _ = next(iter(shapes.values()))
-    devices = tuple(
-        Device(index=index, uuid="", model=model, memory_bytes=device_bytes, virtual=bool(terms.virtual))
-        for index in range(count)
+def _shape(kind: Mapping[str, Any]) -> MachineShape:
+    gpus = kind.get("GpuInfo", {}).get("Gpus", [])
+    return MachineShape(
+        cpus=kind["VCpuInfo"]["DefaultVCpus"],
+        memory_bytes=kind["MemoryInfo"]["SizeInMiB"] << 20,
+        gpu=gpus[0]["Name"] if gpus else "",
+        gpus=sum(one["Count"] for one in gpus),
+        gpu_bytes=gpus[0]["MemoryInfo"]["SizeInMiB"] << 20 if gpus else 0,
     )
-    return devices, min(shape[2] for shape in shapes.values()), min(shape[3] for shape in shapes.values())

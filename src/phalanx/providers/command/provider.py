@@ -35,6 +35,7 @@ from phalanx.ports.provider import (
     PoolTerms,
     ProviderType,
     StartedMachine,
+    StrayMachine,
 )
 
 NAME: Final = "command"
@@ -181,13 +182,14 @@ class CommandProvider:
         del settings
         raise BadRequest(f"provider {NAME} has no credentials to check")
 
-    def close(self, *, keep_nodes: bool) -> None:
+    def close(self, *, keep_nodes: bool) -> Sequence[StrayMachine]:
         """Unless `keep_nodes`, stop the machines; their orders stay."""
         for order in [] if keep_nodes else list(self._seen.values()):
             try:
                 self.stop(order)
             except OSError as error:
                 _log.error("the machine of %s may run on: %s", order.node_id, error)
+        return ()
 
     @property
     def _owner(self) -> str:

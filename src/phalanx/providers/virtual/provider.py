@@ -34,6 +34,7 @@ from phalanx.ports.provider import (
     PoolTerms,
     ProviderType,
     StartedMachine,
+    StrayMachine,
 )
 
 NAME: Final = "virtual"
@@ -175,9 +176,10 @@ class VirtualProvider:
         del settings
         raise BadRequest(f"provider {NAME} has no credentials to check")
 
-    def close(self, *, keep_nodes: bool) -> None:
+    def close(self, *, keep_nodes: bool) -> Sequence[StrayMachine]:
         """Stop watching; unless `keep_nodes`, stop the nodes, whose orders stay."""
         self.engine.close(keep_nodes=keep_nodes)
+        return ()
 
     def _read(self, node_id: NodeId) -> NodeOrder:
         """Return the order on disk; one without a token, which matches no record, if the file is damaged."""

@@ -1,0 +1,169 @@
+"""Calls of a cloud's REST interface: JSON over HTTPS, each sent once on a connection of its own, by the standard library.
+
+A call without an answer is never repeated here: whether it was carried out is unknown, and only the head knows with which token to repeat it.
+Redirects are not followed, so that a credential goes only to the address that it is meant for.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+from phalanx.core.errors import BadRequest
+from phalanx.ports.provider import CallUnanswered
+
+TIMEOUT_S: Final = 30.0  # of the connection, and of each receive
+ANSWER_BYTES_MAX: Final = 64 << 20  # the list of all machine sizes of a region of Azure has some 10 MB
+WAIT_MAX_S: Final = 300.0  # a longer Retry-After is not believed
+_LOOPBACK: Final = re.compile(r"localhost|127(?:\.\d{1,3}){3}|\[?::1\]?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudReply:
+    """An answer of any status. `headers`: names in lower case; `body`: the JSON object, empty if there is none; `text`: as it came."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: Mapping[str, Any]
+    text: str
+
+
+def plain_opener() -> urllib.request.OpenerDirector:
+    """Return an opener that follows no redirects, and gives answers of any status. It uses the proxies of the environment."""
+    made = urllib.request.OpenerDirector()
+    for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
+        made.add_handler(handler)
+    return made
+
+
+@dataclass(slots=True, kw_only=True)
+class RestCalls:
+    """Calls of one service of a cloud. Thread-safe.
+
+    Attributes:
+        url: of the service, without a slash at the end.
+        quiet_until_s: the service asked for no call before (monotonic).
+    """
+
+    url: str
+    quiet_until_s: float = 0.0
+    _opener: urllib.request.OpenerDirector = field(default_factory=plain_opener)
+
+    def __post_init__(self) -> None:
+        """Check the address.
+
+        Raises:
+            BadRequest: it is not https, nor http on loopback.
+        """
+        self.url = check_url(self.url)
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str | int] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> CloudReply:
+        """Send one call, and return its answer of any status.
+
+        Args:
+            method: of HTTP.
+            path: on this service, or a whole URL of the service, as in links to the next page.
+            query: parameters, which are encoded.
+            body: bytes as they are, anything else as JSON; None for no body.
+            headers: of the request.
+
+        Raises:
+            CallUnanswered: there is no complete answer, or the service asked for a pause that is not over.
+        """
+        wait_s = self.quiet_until_s - time.monotonic()
+        if wait_s > 0.0:
+            raise CallUnanswered(f"the cloud asked for a pause; {wait_s:.0f} s of it are left")
+        url = path if path.startswith(self.url + "/") else self.url + path
+        if query:
+            url += ("&" if "?" in url else "?") + urlencode(query, quote_via=quote)
+        content, sent = None, {"Accept": "application/json", "User-Agent": "phalanx", **(headers or {})}
+        if isinstance(body, bytes):
+            content = body
+        elif body is not None:
+            content = json.dumps(body).encode()
+            sent["Content-Type"] = "application/json"
+        elif method in {"POST", "PUT"}:
+            content = b""
+        request = urllib.request.Request(url, content, sent, method=method)  # noqa: S310  # `check_url` saw the scheme
+        reply = send_request(self._opener, request)
+        if reply.status in {http.client.TOO_MANY_REQUESTS, http.client.SERVICE_UNAVAILABLE}:
+            self.quiet_until_s = time.monotonic() + retry_after_s(reply.headers)
+        return reply
+
+
+def send_request(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> CloudReply:
+    """Send one request.
+
+    Raises:
+        CallUnanswered: there is no complete answer, or one that is too long.
+    """
+    try:
+        with opener.open(request, timeout=TIMEOUT_S) as found:
+            content: bytes = found.read(ANSWER_BYTES_MAX + 1)
+            status, headers = int(found.status), {name.lower(): value for name, value in found.headers.items()}
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise CallUnanswered(f"no answer: {one_line(str(reason)) or type(error).__name__}") from error
+    if len(content) > ANSWER_BYTES_MAX:
+        raise CallUnanswered(f"the answer has more than {ANSWER_BYTES_MAX} bytes")
+    text = content.decode(errors="replace")
+    try:
+        body = json.loads(text) if text.strip() else {}
+    except ValueError:
+        if status < http.client.MULTIPLE_CHOICES:  # a proxy on the way, or half an answer
+            raise CallUnanswered(f"the answer is not JSON: {text[:80]!r}") from None
+        body = {}
+    return CloudReply(
+        status=status, headers=headers, body=body if isinstance(body, dict) else {"value": body}, text=text
+    )
+
+
+def check_url(url: str) -> str:
+    """Return the URL of a service, without a slash at its end.
+
+    Raises:
+        BadRequest: it is not https, nor http on loopback: credentials would be sent in clear text.
+    """
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError as error:
+        raise BadRequest(f"{url[:80]!r} is not a URL") from error
+    if not host or parts.query or parts.scheme not in {"http", "https"}:
+        raise BadRequest(f"{url[:80]!r} is not the URL of a service")
+    if parts.scheme == "http" and not _LOOPBACK.fullmatch(host):
+        raise BadRequest(f"{url[:80]} would send credentials in clear text", hint="use https")
+    return url.rstrip("/")
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float:
+    """Return for how many seconds a service asks for no call, from 0 to 300."""
+    text = headers.get("retry-after", "").strip()
+    if text.isdecimal():
+        return min(float(text), WAIT_MAX_S)
+    try:
+        return min(max(0.0, parsedate_to_datetime(text).timestamp() - time.time()), WAIT_MAX_S)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+def one_line(text: str) -> str:
+    """Return a text of a cloud as one short line."""
+    return " ".join(text.split())[:300]

@@ -1,0 +1,193 @@
+"""The providers of clouds over HTTP, each against a server that answers as its cloud's reference says: one suite for all."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type"
+
+import dataclasses
+
+import pytest
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.fleet.node_pool import ListedMachine
+from phalanx.ports.provider import CallUnanswered, OfferRefused, PoolTerms
+from tests.cloud_rigs import RIGS, head, open_rig
+
+
+@pytest.fixture(params=sorted(RIGS))
+def cloud(request, tmp_path, monkeypatch):
+    with open_rig(request.param, tmp_path, monkeypatch) as rig:
+        yield rig
+
+
+def start(cloud, order):
+    """Start as the head does: a call without an answer is repeated."""
+    for _ in range(4):
+        try:
+            return cloud.provider.start(order)
+        except CallUnanswered:
+            continue
+    raise AssertionError("no answer")
+
+
+def terms(cloud, **fields):
+    return PoolTerms(
+        **{"template": cloud.template, "zones": cloud.zones, "settings": cloud.settings, "price_per_h": 2.0} | fields
+    )
+
+
+def test_a_pool_has_an_offer_for_each_zone_and_nothing_is_started(cloud):
+    made = cloud.provider.offer(terms(cloud))
+    assert [offer.text for offer in made.offers] == list(cloud.offers)
+    assert made.listed
+    assert made.devices
+    assert made.cpus > 0
+    assert cloud.faults.machines == {}
+
+
+def test_a_repeated_start_finds_the_first_machine_and_another_offer_is_another_one(cloud):
+    first = cloud.provider.start(cloud.order())
+    assert cloud.provider.start(cloud.order()) == first
+    assert cloud.running() == [first.machine]
+    known = cloud.faults.machines[first.machine]
+    assert (known["token"], known["node"]) == (cloud.order().token, "p-0")
+    assert abs(known["since_s"] - first.since_s) <= 1.0
+    other = cloud.provider.start(cloud.order(1))
+    assert cloud.running() == sorted([first.machine, other.machine])
+
+
+@pytest.mark.parametrize("fault", ["lost before", "lost after", "twice", "throttled"])
+def test_no_fault_of_a_start_makes_a_second_machine(cloud, fault):
+    cloud.faults.next_fault = fault
+    if fault != "twice":
+        with pytest.raises(CallUnanswered):
+            cloud.provider.start(cloud.order())
+    found = start(cloud, cloud.order())
+    assert cloud.running() == [found.machine]
+    assert len(cloud.faults.machines) == 1
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_no_capacity_and_no_quota_are_refusals_that_leave_nothing(cloud, which):
+    cloud.dialect.refused = cloud.codes[which]
+    with pytest.raises(OfferRefused) as caught:
+        start(cloud, cloud.order())
+    assert cloud.codes[which].lower() in str(caught.value).lower()
+    assert "\n" not in str(caught.value)
+    assert cloud.running() == []
+    assert cloud.dialect.leftovers() == []
+
+
+@pytest.mark.parametrize("fault", ["", "lost before", "lost after", "twice", "throttled"])
+def test_a_stop_is_charged_to_its_end_whatever_happens_to_the_call(cloud, fault):
+    order = cloud.order()
+    found = cloud.provider.start(order)
+    known = dataclasses.replace(order, known_machine=found.machine)
+    cloud.faults.next_fault = fault
+    stopped = []
+    for _ in range(4):
+        try:
+            stopped = cloud.provider.stop(known)
+        except CallUnanswered:
+            continue
+        break
+    assert cloud.running() == []
+    bill = cloud.faults.machines[found.machine]
+    (charged,) = stopped
+    assert charged.machine == found.machine
+    assert abs(charged.until_s - bill["until_s"]) <= 1.0
+    assert abs((charged.since_s or found.since_s) - bill["since_s"]) <= 1.0
+    cloud.provider.stop(known)  # once more, as a head does that was killed before it wrote the end
+    assert cloud.dialect.leftovers() == []
+
+
+def test_a_stop_needs_no_list_that_has_the_machine_yet(cloud):
+    found = cloud.provider.start(cloud.order())
+    cloud.faults.visible_s[found.machine] = float("inf")
+    assert cloud.provider.machines(cloud.settings) == []
+    cloud.provider.stop(cloud.order(known_machine=found.machine))
+    assert cloud.running() == []
+
+
+def test_a_stop_of_an_order_that_was_never_started_is_done_and_one_of_a_stray_leaves_the_others(cloud):
+    assert list(cloud.provider.stop(cloud.order())) == []
+    kept, stray = cloud.provider.start(cloud.order(1)), cloud.provider.start(cloud.order(2))
+    cloud.provider.stop(cloud.order(1, machine=stray.machine))
+    assert cloud.running() == [kept.machine]
+
+
+def test_the_list_has_the_machines_of_this_head_of_all_pages(cloud):
+    orders = [cloud.order(number) for number in range(23)]
+    made = [cloud.provider.start(order).machine for order in orders]
+    listed = cloud.provider.machines(cloud.settings)
+    assert sorted(listed, key=lambda one: one.machine) == sorted(
+        (
+            ListedMachine(machine=machine, node_id=order.node_id, token=order.token, offer=order.offer)
+            for machine, order in zip(made, orders, strict=True)
+        ),
+        key=lambda one: one.machine,
+    )
+
+
+def test_the_end_of_a_head_ends_its_machines_and_says_which_had_no_order(cloud):
+    own, stray = cloud.order(), cloud.order(1)
+    cloud.provider.start(own)
+    known = cloud.provider.start(stray)
+    cloud.provider.open([own])
+    assert cloud.provider.close(keep_nodes=True) == ()
+    assert len(cloud.running()) == 2
+    (ended,) = cloud.provider.close(keep_nodes=False)
+    assert cloud.running() == []
+    assert (ended.token, ended.node_id, ended.charged.machine) == (stray.token, stray.node_id, known.machine)
+
+
+@pytest.mark.parametrize("wrong", ["zone", "type", "setting", "loopback"])
+def test_what_is_wrong_with_a_pool_is_one_line_and_nothing_is_started(cloud, wrong):
+    provider, asked = cloud.provider, terms(cloud)
+    if wrong == "zone":
+        asked = terms(cloud, zones=("mars-central9-a",))
+    elif wrong == "type":
+        asked = terms(cloud, template="g9-imaginary-9")
+    elif wrong == "setting":
+        asked = terms(cloud, settings={**cloud.settings, "colour": "red"})
+    else:
+        provider = dataclasses.replace(provider, head=head(listens=False))
+    with pytest.raises(BadRequest) as caught:
+        provider.offer(asked)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert cloud.faults.machines == {}
+
+
+# ---- credentials and rights: what each cloud says in its own words ----------------------------------------------------------
+
+
+def test_credentials_that_the_cloud_does_not_accept_are_one_line(cloud):
+    cloud.spoil_credentials()
+    for call in (lambda: cloud.provider.offer(terms(cloud)), lambda: cloud.provider.check(cloud.settings)):
+        with pytest.raises(BadRequest) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+        assert "credentials" in str(caught.value)
+    assert cloud.faults.machines == {}
+
+
+def test_credentials_that_are_missing_are_one_line(cloud, monkeypatch):
+    cloud.drop_credentials()
+    with pytest.raises(BadRequest, match=r"^no .* credentials"):
+        cloud.provider.check(cloud.settings)
+    assert sum(cloud.faults.counts.values()) == 0
+
+
+def test_a_missing_right_is_named_and_no_pool_is_made(cloud):
+    if cloud.right is None:
+        pytest.skip("this cloud's keys have no rights of their own")
+    full = cloud.provider.check(cloud.settings)
+    assert all(one.allowed for one in full.rights)
+    assert cloud.right in full.policy
+    cloud.revoke(cloud.right)
+    found = cloud.provider.check(cloud.settings)
+    assert [one.name for one in found.rights if not one.allowed] == [cloud.right]
+    with pytest.raises(BadRequest) as caught:
+        cloud.provider.offer(terms(cloud))
+    assert cloud.right in str(caught.value)
+    assert cloud.faults.machines == {}
