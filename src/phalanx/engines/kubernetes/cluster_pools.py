@@ -27,7 +27,7 @@ from phalanx.engines.kubernetes.resident_setup import create_resident_pods
 from phalanx.engines.kubernetes.rest import KubernetesApi
 from phalanx.engines.kubernetes.rights import RIGHTS
 from phalanx.ports.engine import EngineContext
-from phalanx.ports.provider import CloudRight, CloudRights, LeavingNode, LostNode, NodeOrder, PoolTerms
+from phalanx.ports.provider import CloudRight, CloudRights, LeavingNode, LostNode, NodeOrder, PoolTerms, StrayMachine
 
 TEMPLATE_FOLDER: Final = "pod-templates"  # of the state folder
 OPEN_AGAIN_S: Final = 30.0
@@ -136,12 +136,11 @@ class ClusterPools:
         ]
         return CloudRights(rights=rights, policy=head_setup.setup_yaml(options))
 
-    def close(self, *, keep_nodes: bool) -> None:
+    def close(self, *, keep_nodes: bool) -> Sequence[StrayMachine]:
         """Stop following; unless `keep_nodes`, delete all pods."""
         with self._guard:
             clusters = list(self._clusters.values())
-        for cluster in clusters:
-            cluster.close(keep_nodes=keep_nodes)
+        return [stray for cluster in clusters for stray in cluster.close(keep_nodes=keep_nodes)]
 
     def _open_rest(self) -> None:
         now_s = time.monotonic()
