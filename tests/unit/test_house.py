@@ -409,6 +409,7 @@ def test_every_dependency_is_pinned():
 def test_extras_are_the_promised_ones():
     promised = {
         "aws",
+        "google",
         "torch",
         "ray",
         "slurm",

@@ -14,7 +14,7 @@ from typing import Any, Final
 from phalanx.ports.provider import CallUnanswered, OfferRefused
 from phalanx.providers.clouds.rest_calls import CloudReply, RestCalls, one_line
 from phalanx.providers.google.credentials import open_credentials
-from phalanx.providers.google.pool_terms import ProjectTerms
+from phalanx.providers.google.pool_terms import GoogleProject
 
 ENDPOINT_VARIABLE: Final = "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"  # as gcloud has it: .../compute/v1/
 PROJECTS_VARIABLE: Final = "CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDRESOURCEMANAGER"
@@ -64,7 +64,7 @@ def _service(url: str) -> RestCalls:
 
 
 def compute_call(
-    project: ProjectTerms,
+    project: GoogleProject,
     method: str,
     path: str,
     *,
@@ -84,7 +84,7 @@ def compute_call(
     return _answer(service.send(method, f"/projects/{project.project}{path}", query=query, body=body, headers=header))
 
 
-def held_permissions(project: ProjectTerms, names: Sequence[str]) -> frozenset[str]:
+def held_permissions(project: GoogleProject, names: Sequence[str]) -> frozenset[str]:
     """Return which of these permissions the credentials have on the project. Raises as `compute_call` does."""
     header = open_credentials(from_instance=project.from_instance).header()
     service = _service(os.environ.get(PROJECTS_VARIABLE) or PROJECTS_URL)
@@ -93,7 +93,7 @@ def held_permissions(project: ProjectTerms, names: Sequence[str]) -> frozenset[s
     return frozenset(answer.get("permissions", ()))
 
 
-def pages(project: ProjectTerms, path: str, query: Mapping[str, str | int]) -> Sequence[Mapping[str, Any]]:
+def pages(project: GoogleProject, path: str, query: Mapping[str, str | int]) -> Sequence[Mapping[str, Any]]:
     """Return all pages of a list. Raises as `compute_call` does."""
     found, token = [], ""
     while True:
@@ -105,7 +105,7 @@ def pages(project: ProjectTerms, path: str, query: Mapping[str, str | int]) -> S
             return found
 
 
-def finish(project: ProjectTerms, operation: Mapping[str, Any]) -> Mapping[str, Any]:
+def finish(project: GoogleProject, operation: Mapping[str, Any]) -> Mapping[str, Any]:
     """Wait until an operation is done, and return it: one call, which Google answers after 2 minutes at most, and we give up before.
 
     Raises:

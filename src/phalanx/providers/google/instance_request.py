@@ -15,7 +15,7 @@ from phalanx.ports.engine import MachineJoin
 from phalanx.ports.provider import NodeOrder
 from phalanx.providers.clouds.offers import SPOT, parse_zone_offer
 from phalanx.providers.clouds.start_script import start_script
-from phalanx.providers.google.pool_terms import FLEX, InstanceTerms, region_of, reservation_of
+from phalanx.providers.google.pool_terms import FLEX, GoogleInstanceTerms, region_of, reservation_of
 
 OWNER_LABEL: Final = "phalanx-owner"
 ORDER_KEY: Final = "phalanx-order"  # metadata: node, token and offer as they are; labels have lower case letters only
@@ -33,7 +33,9 @@ def instance_name(order: NodeOrder) -> str:
     return "phalanx-" + hashlib.sha256(f"{order.token} {order.offer}".encode()).hexdigest()[:24]
 
 
-def instance_request(order: NodeOrder, terms: InstanceTerms, owner: str, join: MachineJoin | None) -> dict[str, Any]:
+def instance_request(
+    order: NodeOrder, terms: GoogleInstanceTerms, owner: str, join: MachineJoin | None
+) -> dict[str, Any]:
     """Return the body of `instances.insert`.
 
     Args:
@@ -90,7 +92,7 @@ def instance_request(order: NodeOrder, terms: InstanceTerms, owner: str, join: M
     return request
 
 
-def _scheduling(terms: InstanceTerms, market: str) -> dict[str, Any]:
+def _scheduling(terms: GoogleInstanceTerms, market: str) -> dict[str, Any]:
     """GPUs cannot migrate; an instance that ends is not started again, since its order is over then."""
     found: dict[str, Any] = {"onHostMaintenance": "TERMINATE", "automaticRestart": False}
     if market == SPOT:
@@ -104,7 +106,7 @@ def _scheduling(terms: InstanceTerms, market: str) -> dict[str, Any]:
     return found
 
 
-def _interfaces(terms: InstanceTerms, zone: str) -> list[dict[str, Any]]:
+def _interfaces(terms: GoogleInstanceTerms, zone: str) -> list[dict[str, Any]]:
     """One interface for each subnet, the further ones for GPUDirect; only the first may have an address outside."""
     if not terms.subnets:
         found: list[dict[str, Any]] = [{"network": "global/networks/default", "nicType": "GVNIC"}]
@@ -115,7 +117,7 @@ def _interfaces(terms: InstanceTerms, zone: str) -> list[dict[str, Any]]:
     return found
 
 
-def _subnet(name: str, terms: InstanceTerms, zone: str) -> str:
+def _subnet(name: str, terms: GoogleInstanceTerms, zone: str) -> str:
     if "/" in name:  # of another project, as with a shared network
         return name
     return f"projects/{terms.project.project}/regions/{region_of(zone)}/subnetworks/{name}"

@@ -53,7 +53,7 @@ _NAMES: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectTerms:
+class GoogleProject:
     """Whose project: what decides which machines a list shows. `from_instance`: credentials of the machine on which the head runs."""
 
     project: str
@@ -61,7 +61,7 @@ class ProjectTerms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceTerms:
+class GoogleInstanceTerms:
     """What every instance of a pool has.
 
     Attributes:
@@ -74,7 +74,7 @@ class InstanceTerms:
         flex_wait_s: how long a flex start may wait for capacity; 0: not at all.
     """
 
-    project: ProjectTerms
+    project: GoogleProject
     image: str
     markets: tuple[str, ...]
     subnets: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class InstanceTerms:
     machine: MachineSettings = field(default_factory=MachineSettings)
 
 
-def parse_project(settings: Mapping[str, str]) -> ProjectTerms:
+def parse_project(settings: Mapping[str, str]) -> GoogleProject:
     """Return the project of a pool.
 
     Raises:
@@ -104,10 +104,10 @@ def parse_project(settings: Mapping[str, str]) -> ProjectTerms:
     credentials = settings.get("credentials", "files")
     if credentials not in {"files", "instance"}:
         raise BadRequest(f"credentials {credentials[:20]!r} are neither files nor instance")
-    return ProjectTerms(project=project, from_instance=credentials == "instance")
+    return GoogleProject(project=project, from_instance=credentials == "instance")
 
 
-def parse_terms(settings: Mapping[str, str]) -> InstanceTerms:
+def parse_terms(settings: Mapping[str, str]) -> GoogleInstanceTerms:
     """Return the terms of a pool's instances.
 
     Raises:
@@ -133,7 +133,7 @@ def parse_terms(settings: Mapping[str, str]) -> InstanceTerms:
     if "accelerators" in settings and not _ACCELERATORS.fullmatch(settings["accelerators"]):
         raise BadRequest(f"accelerators {settings['accelerators'][:40]!r} are not TYPE:COUNT", hint="nvidia-tesla-t4:4")
     kind, _, count = settings.get("accelerators", ":0").partition(":")
-    return InstanceTerms(
+    return GoogleInstanceTerms(
         project=parse_project(settings),
         image=image,
         markets=markets,
@@ -185,7 +185,7 @@ def region_of(zone: str) -> str:
 
 
 def make_offers(
-    terms: InstanceTerms,
+    terms: GoogleInstanceTerms,
     types: Sequence[str],
     zones: Sequence[str],
     price_per_h: float | None,

@@ -44,8 +44,8 @@ from phalanx.providers.google.instance_request import (
 )
 from phalanx.providers.google.pool_terms import (
     NAME,
-    InstanceTerms,
-    ProjectTerms,
+    GoogleInstanceTerms,
+    GoogleProject,
     check_zones,
     make_offers,
     parse_project,
@@ -194,7 +194,7 @@ class GoogleProvider:
     def _owner(self) -> str:
         return self.head.derive_id("provider owner")[:16]
 
-    def _list(self, project: ProjectTerms, more: str = "") -> Sequence[ListedMachine]:
+    def _list(self, project: GoogleProject, more: str = "") -> Sequence[ListedMachine]:
         """Return the instances with the owner's label, and with what else the filter asks for. Raises as `machines` does."""
         query = {"filter": f"labels.{OWNER_LABEL}={self._owner}{more}", "returnPartialSuccess": "false"}
         found = []
@@ -207,13 +207,13 @@ class GoogleProvider:
                 found += [_listed(one) for one in part.get("instances", [])]
         return found
 
-    def _check_zones(self, project: ProjectTerms, zones: Sequence[str]) -> None:
+    def _check_zones(self, project: GoogleProject, zones: Sequence[str]) -> None:
         pages = compute.pages(project, "/zones", {})
         names = sorted(str(one["name"]) for page in pages for one in page.get("items", []))
         if unknown := [zone for zone in zones if zone not in names]:
             raise BadRequest(f"project {project.project} has no zone {unknown[0]}", hint=f"zones: {', '.join(names)}")
 
-    def _shape(self, terms: InstanceTerms, zones: Sequence[str], kind: str) -> MachineShape:
+    def _shape(self, terms: GoogleInstanceTerms, zones: Sequence[str], kind: str) -> MachineShape:
         """Return what a machine of a type has, which every zone of the pool must offer."""
         found: Mapping[str, Any] = {}
         for zone in zones:
@@ -232,7 +232,7 @@ class GoogleProvider:
             gpus=count or int(own.get("guestAcceleratorCount", 0)),
         )
 
-    def _find(self, project: ProjectTerms, zone: str, name: str) -> Mapping[str, Any] | None:
+    def _find(self, project: GoogleProject, zone: str, name: str) -> Mapping[str, Any] | None:
         """Return the instance of this name or number; None if Google does not have it."""
         try:
             return compute.compute_call(project, "GET", f"/zones/{zone}/instances/{quote(name)}")
@@ -241,7 +241,7 @@ class GoogleProvider:
                 return None
             raise
 
-    def _delete(self, project: ProjectTerms, machine: str) -> Sequence[ChargedMachine]:
+    def _delete(self, project: GoogleProject, machine: str) -> Sequence[ChargedMachine]:
         """Delete an instance, and return what it is charged for; a repeated call finds the end that the first one brought about."""
         zone, _, number = machine.partition("/")
         instance = self._find(project, zone, number)
@@ -260,7 +260,7 @@ class GoogleProvider:
             return []
         return [ChargedMachine(machine=machine, since_s=0.0 if instance is None else _since_s(instance), until_s=end_s)]
 
-    def _end_s(self, project: ProjectTerms, zone: str, number: str) -> float | None:
+    def _end_s(self, project: GoogleProject, zone: str, number: str) -> float | None:
         """Return when the instance was deleted, by the zone's operations, which Google keeps for some weeks; None if it has none."""
         query = {"filter": f"targetId={number}"}
         ends = [

@@ -8,7 +8,7 @@ from typing import Final
 
 from phalanx.ports.provider import CloudRight
 from phalanx.providers.google import compute
-from phalanx.providers.google.pool_terms import ProjectTerms
+from phalanx.providers.google.pool_terms import GoogleProject
 
 NEEDED: Final = (
     "compute.disks.create",
@@ -39,7 +39,7 @@ def needed_permissions(settings: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted({*NEEDED, *more}))
 
 
-def check_rights(project: ProjectTerms, names: Sequence[str]) -> Sequence[CloudRight]:
+def check_rights(project: GoogleProject, names: Sequence[str]) -> Sequence[CloudRight]:
     """Ask which of these permissions the credentials have on the project. Raises as `compute.compute_call` does."""
     held = compute.held_permissions(project, names)
     return [
