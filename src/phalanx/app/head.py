@@ -28,6 +28,7 @@ from phalanx import __version__
 from phalanx.api.app import build_app
 from phalanx.api.http.server import ApiServer, TlsSocket
 from phalanx.api.services import HeadServices, JobTracing
+from phalanx.app.account_name import name_account
 from phalanx.app.audit_checkpoints import FileAuditCheckpoints
 from phalanx.app.clock import SystemClock
 from phalanx.app.engine_pools import keep_engine_pools
@@ -91,6 +92,7 @@ _log = logging.getLogger("phalanx.head")
 def main(argv: list[str] | None = None) -> int:
     """Run a head, and return its exit code; the last line of its output has the reason of an error."""
     try:
+        name_account()
         given = parse_arguments(argv)
         home = StateFolder.open(given.home)
         lock = home.lock()

@@ -40,6 +40,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx import __version__
+from phalanx.app.account_name import name_account
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.mig import DeviceMig
@@ -98,6 +99,7 @@ def main() -> int:
 
 def run(on_signal: Callable[[SupervisorLoop], Callable[[], None]] = lambda loop: loop.terminate) -> SupervisorResult:
     """Run until asked to stop. `on_signal` returns what a signal to stop calls, in the signal's handler."""
+    name_account()
     try:
         given = _take_settings()
     except KeyError as missing:

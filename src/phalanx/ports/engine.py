@@ -313,9 +313,12 @@ class EngineType:
             option.name: "" if found[option.name] == option.reset else found[option.name] for option in self.options
         }
 
-    def setup_text(self, options: Mapping[str, str]) -> str:
-        """Return what an administrator of the engine's cluster has to grant, for the cluster's own tool; empty if nothing."""
-        del options
+    def setup_text(self, options: Mapping[str, str], *, head: bool = False) -> str:
+        """Return what an administrator of the engine's cluster has to grant, for the cluster's own tool; empty if nothing.
+
+        `head`: with what runs the head itself in the cluster.
+        """
+        del options, head
         return ""
 
     def diagnose(self, options: Mapping[str, str]) -> Sequence[EngineCheck]:

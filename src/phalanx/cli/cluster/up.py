@@ -102,8 +102,10 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--print",
     "prints",
-    is_flag=True,
-    help="Only print what an administrator of the engine's cluster has to grant.",
+    is_flag=False,
+    flag_value="rights",
+    type=click.Choice(["rights", "all"]),
+    help="Only print what an administrator of the engine's cluster has to grant; all: also what runs the head in that cluster.  [rights]",
 )
 @click.option("--foreground", is_flag=True, help="Run in the foreground; Ctrl-C stops the head.")
 @click.option("--systemd", is_flag=True, help="Only print a systemd unit of this user.")
@@ -150,11 +152,11 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--preemption/--no-preemption", default=None, help="Whether running jobs are stopped or moved for others."
 )
-def up(prints: bool, foreground: bool, systemd: bool, system: bool, **given: Any) -> None:
+def up(prints: str | None, foreground: bool, systemd: bool, system: bool, **given: Any) -> None:
     """Start a cluster on this machine, with its GPUs, or with virtual devices if it has none. Idempotent."""
     home = home_folder()
     if prints:
-        _print_engine_setup(home, given)
+        _print_engine_setup(home, given, head=prints == "all")
         return
     _export_store_url(given.pop("store"))
     arguments = _arguments(given)
@@ -185,8 +187,8 @@ def up(prints: bool, foreground: bool, systemd: bool, system: bool, **given: Any
     _warn_members(head, listened, str(read_cluster_file(home).get("listen") or ""))
 
 
-def _print_engine_setup(home: str, given: Mapping[str, Any]) -> None:
-    """Print what the engine needs from its cluster.
+def _print_engine_setup(home: str, given: Mapping[str, Any], *, head: bool) -> None:
+    """Print what the engine needs from its cluster; with `head`, also what runs the head there.
 
     Raises:
         BadRequest: the engine needs nothing.
@@ -196,7 +198,7 @@ def _print_engine_setup(home: str, given: Mapping[str, Any]) -> None:
     named = {option.name: given[option.name.replace("-", "_")] for option in chosen.options}
     previous = stored.get("engine_options") if stored.get("engine") == chosen.name else None
     text = chosen.setup_text(
-        chosen.resolve({key: value for key, value in named.items() if value is not None}, previous)
+        chosen.resolve({key: value for key, value in named.items() if value is not None}, previous), head=head
     )
     if not text:
         raise BadRequest(f"the engine {chosen.name} needs nothing from an administrator")

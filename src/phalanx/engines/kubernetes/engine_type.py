@@ -29,11 +29,11 @@ class KubernetesEngineType(EngineType, EnginePools):
         check_options(options, previous, setup)
         return options
 
-    def setup_text(self, options: Mapping[str, str]) -> str:
-        """Return the YAML of a Role with its binding."""
-        from phalanx.engines.kubernetes.head_setup import setup_yaml
+    def setup_text(self, options: Mapping[str, str], *, head: bool = False) -> str:
+        """Return the YAML of a Role with its binding; with `head`, also of a head in the cluster."""
+        from phalanx.engines.kubernetes.head_setup import head_yaml, setup_yaml
 
-        return setup_yaml(options)
+        return setup_yaml(options) + ("---\n" + head_yaml(options) if head else "")
 
     def diagnose(self, options: Mapping[str, str]) -> Sequence[EngineCheck]:
         """Ask the API server which of the needed rights we have."""

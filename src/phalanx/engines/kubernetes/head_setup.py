@@ -16,6 +16,7 @@ from phalanx.engines.kubernetes.device_claims import GROUP as CLAIM_GROUP
 from phalanx.engines.kubernetes.device_claims import claim_templates
 from phalanx.engines.kubernetes.engine import FIRST_ANSWER_S, ClusterScope, KubernetesEngine
 from phalanx.engines.kubernetes.errors import KubernetesError
+from phalanx.engines.kubernetes.head_manifests import head_objects
 from phalanx.engines.kubernetes.kubeconfig import ClusterAccess, find_access
 from phalanx.engines.kubernetes.kueue import GROUP as KUEUE_GROUP
 from phalanx.engines.kubernetes.kueue import parse_queues
@@ -214,9 +215,9 @@ def setup_yaml(options: Mapping[str, str]) -> str:
         BadRequest: no such context.
     """
     namespace = options[names.NAMESPACE] or find_access(options[names.CONTEXT], os.environ).namespace
-    needed = [_yaml(item) for item in role_objects(namespace, wanted_rights(options))]
+    needed = [yaml_text(item) for item in role_objects(namespace, wanted_rights(options))]
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
-    useful = "---\n".join(_yaml(item) for item in cluster_role_objects(subject))
+    useful = "---\n".join(yaml_text(item) for item in cluster_role_objects(subject))
     lost = "".join(f"# {right.verb} {right.resource}: else {right.lost}\n" for right in RIGHTS if right.cluster)
     return (
         "---\n".join(needed)
@@ -224,6 +225,25 @@ def setup_yaml(options: Mapping[str, str]) -> str:
         + f"# Useful, but no namespace can grant it:\n{lost}"
         + "".join(f"# {line}\n" for line in useful.splitlines())
     )
+
+
+def head_yaml(options: Mapping[str, str]) -> str:
+    """Return the YAML of a head that runs in the cluster, with these options.
+
+    Raises:
+        BadFile: the kubeconfig is malformed.
+        BadRequest: no such context, no image, or an option that names a file of this machine.
+    """
+    if not options[names.IMAGE] and not options[names.SUPERVISOR_IMAGE]:
+        raise BadRequest("the head in the cluster needs an image with Phalanx", hint=f"--{names.IMAGE} IMAGE")
+    if options[names.TEMPLATE]:
+        raise BadRequest(
+            f"--{names.TEMPLATE} names a file of this machine, which a head in the cluster does not have",
+            hint=f"mount it into the pod of the head from a ConfigMap, and add --{names.TEMPLATE} to its command",
+        )
+    namespace = options[names.NAMESPACE] or find_access(options[names.CONTEXT], os.environ).namespace
+    image = options[names.SUPERVISOR_IMAGE] or options[names.IMAGE]
+    return "---\n".join(yaml_text(item) for item in head_objects(namespace, image, options))
 
 
 def check_rights(options: Mapping[str, str]) -> list[EngineCheck]:
@@ -284,7 +304,8 @@ def _workload_version(access: ClusterAccess, namespace: str) -> str:
         return VERSION_DEFAULT
 
 
-def _yaml(item: Mapping[str, Any]) -> str:
+def yaml_text(item: Mapping[str, Any]) -> str:
+    """Return an object as YAML."""
     from ruamel.yaml import YAML
 
     text, yaml = io.StringIO(), YAML()
