@@ -11,11 +11,15 @@ from types import SimpleNamespace
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from benchmarks.clouds import google_dialect
+from benchmarks.clouds import azure_dialect, google_dialect
 from benchmarks.clouds.cloud_faults import CloudFaults
-from benchmarks.clouds.dialect_server import make_dialect, serve
+from benchmarks.clouds.dialect_server import DialectCall, make_dialect, serve
 from phalanx.ports.engine import MachineJoin
 from phalanx.ports.provider import NodeOrder
+from phalanx.providers.azure import arm
+from phalanx.providers.azure import rights as azure_rights
+from phalanx.providers.azure.credentials import AUTHORITY_VARIABLE
+from phalanx.providers.azure.provider import AzureProvider
 from phalanx.providers.google import compute as google_compute
 from phalanx.providers.google import rights
 from phalanx.providers.google.credentials import open_credentials
@@ -65,6 +69,14 @@ class CloudRig:
         self.offers, self.codes = words["offers"], words["codes"]
         self.right, self.revoke = words.get("right"), words.get("revoke")
         self.spoil_credentials, self.drop_credentials = words["spoil_credentials"], words["drop_credentials"]
+        self.seen: list[DialectCall] = []  # calls, as they arrived
+        answer = dialect.answer
+
+        def recorded(call):
+            self.seen.append(call)
+            return answer(call)
+
+        dialect.answer = recorded
 
     @property
     def faults(self):
@@ -165,7 +177,62 @@ def _google(server, dialect, tmp_path, monkeypatch):
     )
 
 
-RIGS = {"google": _google}
+def azure_environment(port):
+    base = f"http://127.0.0.1:{port}"
+    return {
+        "AZURE_TENANT_ID": "campaign-tenant",
+        "AZURE_CLIENT_ID": "campaign-client",
+        "AZURE_CLIENT_SECRET": azure_dialect.SECRET,
+        AUTHORITY_VARIABLE: base,
+        arm.ENDPOINT_VARIABLE: base,
+    }
+
+
+AZURE_SETTINGS = {
+    "subscription": azure_dialect.SUBSCRIPTION,
+    "group": azure_dialect.GROUP,
+    "location": azure_dialect.LOCATION,
+    "image": "Canonical:ubuntu-24_04-lts:server:latest",
+    "ssh-key": "ssh-ed25519 AAAA operator",
+    "subnet": "net/main",
+}
+
+
+def _azure(server, dialect, tmp_path, monkeypatch):
+    arm.tokens.cache_clear()
+    monkeypatch.delenv("AZURE_FEDERATED_TOKEN_FILE", raising=False)
+    for name, value in azure_environment(server.server_address[1]).items():
+        monkeypatch.setenv(name, value)
+
+    def spoil():
+        monkeypatch.setenv("AZURE_CLIENT_SECRET", "wrong")
+        arm.tokens.cache_clear()
+
+    def drop():
+        monkeypatch.delenv("AZURE_CLIENT_SECRET")
+        arm.tokens.cache_clear()
+
+    def revoke(right):
+        dialect.actions = [name for name in azure_rights.NEEDED if name != right]
+
+    return CloudRig(
+        "azure",
+        AzureProvider(head=head()),
+        dialect,
+        server,
+        settings=AZURE_SETTINGS,
+        template="NC4as_T4_v3",
+        zones=("1", "2"),
+        offers=("1 Standard_NC4as_T4_v3 on-demand", "2 Standard_NC4as_T4_v3 on-demand"),
+        codes=("AllocationFailed", "OperationNotAllowed"),
+        right="Microsoft.Compute/virtualMachines/delete",
+        revoke=revoke,
+        spoil_credentials=spoil,
+        drop_credentials=drop,
+    )
+
+
+RIGS = {"google": _google, "azure": _azure}
 
 
 @contextmanager

@@ -137,9 +137,10 @@ class _Server(ThreadingHTTPServer):
 
 def make_dialect(name: str, faults: CloudFaults) -> Dialect:
     """Return a dialect by its name."""
+    from benchmarks.clouds.azure_dialect import AzureDialect
     from benchmarks.clouds.google_dialect import GoogleDialect
 
-    makers = {"google": GoogleDialect}
+    makers: dict[str, type[GoogleDialect | AzureDialect]] = {"google": GoogleDialect, "azure": AzureDialect}
     return makers[name](faults)
 
 

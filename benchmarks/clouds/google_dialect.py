@@ -103,9 +103,7 @@ class GoogleDialect:
             case ("DELETE", "zones", zone, "instances", name):
                 return self._delete(call, zone, name)
             case ("GET", "zones", zone, "operations"):
-                target = call.query.get("filter", "").removeprefix("targetId=")
-                own = [self._seen(one) for (where, _), one in self.operations.items() if where == zone]
-                return DialectAnswer(200, {"items": [one for one in own if one["targetId"] == target]})
+                return self._list_operations(call, zone)
             case ("POST", "zones", zone, "operations", name, "wait") if (zone, name) in self.operations:
                 return self._wait(zone, name)
         return _missing(call.path)
@@ -124,7 +122,7 @@ class GoogleDialect:
         code = self.refused or (
             "ZONE_RESOURCE_POOL_EXHAUSTED" if self.faults.is_empty(f"{zone} {body['machineType']}") else ""
         )
-        operation = self._begin(zone, "insert", request, self._next_number(), code)
+        operation = self._begin(zone, "insert", request, (self._next_number(), name), code)
         if not code:
             began_s = time.time()
             node, token, _ = json.loads(
@@ -151,12 +149,12 @@ class GoogleDialect:
         found = self._found(zone, name)
         if found is None:
             return _missing(call.path)
-        operation = self._begin(zone, "delete", request, found["id"], "")
+        operation = self._begin(zone, "delete", request, (found["id"], found["name"]), "")
         del self.instances[zone, found["name"]]
         self.faults.ended(f"{zone}/{found['id']}", operation["done_s"])
         return DialectAnswer(200, self._seen(operation))
 
-    def _begin(self, zone: str, kind: str, request: str, target: str, code: str) -> dict[str, Any]:
+    def _begin(self, zone: str, kind: str, request: str, target: tuple[str, str], code: str) -> dict[str, Any]:
         now_s = time.time()
         takes_s = self.faults.dice.choice(TAKES_S) if self.faults.faults else 0.0
         name = f"operation-{self._next_number()}"
@@ -164,7 +162,8 @@ class GoogleDialect:
             "name": name,
             "zone": f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/zones/{zone}",
             "operationType": kind,
-            "targetId": target,
+            "targetId": target[0],
+            "targetLink": f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/zones/{zone}/instances/{target[1]}",
             "insertTime": _stamp(now_s),
             "done_s": now_s + takes_s,
             "code": code,
@@ -214,6 +213,16 @@ class GoogleDialect:
             part.setdefault("instances", []).append(one)
         more = {"nextPageToken": f"{rest[size - 1][0]} {rest[size - 1][1]['name']}"} if len(rest) > size else {}
         return DialectAnswer(200, {"items": items, **more})
+
+    def _list_operations(self, call: DialectCall, zone: str) -> DialectAnswer:
+        words = call.query.get("filter", "")
+        own = [self._seen(one) for (where, _), one in self.operations.items() if where == zone]
+        if words.startswith("targetId="):
+            return DialectAnswer(200, {"items": [one for one in own if one["targetId"] == words.partition("=")[2]]})
+        match = re.fullmatch(r'targetLink eq "(.+)"', words)
+        if match is None:
+            return _refusal(400, "invalid", "Invalid value for field 'filter'")
+        return DialectAnswer(200, {"items": [one for one in own if re.fullmatch(match[1], one["targetLink"])]})
 
     def _found(self, zone: str, name: str) -> dict[str, Any] | None:
         """Return the instance of this name or number."""

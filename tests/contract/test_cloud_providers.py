@@ -108,6 +108,19 @@ def test_a_stop_needs_no_list_that_has_the_machine_yet(cloud):
     assert cloud.running() == []
 
 
+def test_a_head_that_was_killed_between_the_stop_and_its_record_learns_what_is_charged(cloud):
+    order = cloud.order()
+    with_answer = cloud.provider.start(order)
+    cloud.provider.stop(order)  # the record has no machine: the answer to the start was lost with an earlier head
+    later = dataclasses.replace(cloud.provider)
+    later.open([order])
+    bill = cloud.faults.machines[with_answer.machine]
+    (charged,) = later.stop(order)
+    assert charged.machine == with_answer.machine
+    assert abs(charged.since_s - bill["since_s"]) <= 1.0
+    assert abs(charged.until_s - bill["until_s"]) <= 1.0
+
+
 def test_a_stop_of_an_order_that_was_never_started_is_done_and_one_of_a_stray_leaves_the_others(cloud):
     assert list(cloud.provider.stop(cloud.order())) == []
     kept, stray = cloud.provider.start(cloud.order(1)), cloud.provider.start(cloud.order(2))
@@ -191,3 +204,50 @@ def test_a_missing_right_is_named_and_no_pool_is_made(cloud):
         cloud.provider.offer(terms(cloud))
     assert cloud.right in str(caught.value)
     assert cloud.faults.machines == {}
+
+
+# ---- Azure has names instead of tokens -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def azure(tmp_path, monkeypatch):
+    with open_rig("azure", tmp_path, monkeypatch) as rig:
+        yield rig
+
+
+def test_a_create_of_a_machine_that_arrives_after_the_stop_makes_no_second_one(azure):
+    order = azure.order()
+    azure.provider.start(order)
+    late = [one for one in azure.seen if one.method == "PUT" and "virtualMachines" in one.path]
+    azure.provider.stop(order)
+    assert azure.dialect.answer(late[0]).status == 400
+    assert azure.running() == []
+    assert len(azure.faults.machines) == 1
+
+
+def test_what_a_deletion_leaves_is_listed_and_stopped_as_a_stray(azure):
+    order = azure.order()
+    found = azure.provider.start(order)
+    disk = azure.dialect.kept["disks", f"{found.machine}-disk"]
+    azure.provider.stop(order)
+    azure.dialect.kept["disks", f"{found.machine}-disk"] = disk  # it was deleted in part
+    assert azure.dialect.leftovers() == [f"{found.machine}-disk"]
+    (listed,) = azure.provider.machines(azure.settings)
+    assert (listed.machine, listed.token) == (found.machine, order.token)
+    azure.provider.stop(azure.order(machine=listed.machine))
+    assert azure.dialect.leftovers() == []
+
+
+def test_a_machine_whose_end_the_log_does_not_have_yet_is_stopped_again(azure):
+    order = azure.order()
+    found = azure.provider.start(order)
+    azure.faults.next_fault = "lost after"
+    known = dataclasses.replace(order, known_machine=found.machine)
+    with pytest.raises(CallUnanswered):
+        azure.provider.stop(known)
+    entries, azure.dialect.log = azure.dialect.log, []
+    with pytest.raises(CallUnanswered, match="does not have its end yet"):
+        azure.provider.stop(known)
+    azure.dialect.log = entries
+    (charged,) = azure.provider.stop(known)
+    assert abs(charged.until_s - azure.faults.machines[found.machine]["until_s"]) <= 1.0

@@ -11,6 +11,7 @@ from phalanx.ports.provider import ProviderType
 ENTRY_POINTS: Final = "phalanx.providers"
 _BUILT_IN: Final = {
     "aws": "phalanx.providers.aws.provider:AwsProviderType",
+    "azure": "phalanx.providers.azure.provider:AzureProviderType",
     "command": "phalanx.providers.command.provider:CommandProviderType",
     "google": "phalanx.providers.google.provider:GoogleProviderType",
     "virtual": "phalanx.providers.virtual.provider:VirtualProviderType",

@@ -37,10 +37,11 @@ class CloudReply:
     text: str
 
 
-def plain_opener() -> urllib.request.OpenerDirector:
-    """Return an opener that follows no redirects, and gives answers of any status. It uses the proxies of the environment."""
+def plain_opener(*, proxies: bool = True) -> urllib.request.OpenerDirector:
+    """Return an opener that follows no redirects, and gives answers of any status. `proxies`: it uses those of the environment."""
     made = urllib.request.OpenerDirector()
-    for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
+    proxy = urllib.request.ProxyHandler(None if proxies else {})
+    for handler in (proxy, urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
         made.add_handler(handler)
     return made
 
@@ -51,10 +52,12 @@ class RestCalls:
 
     Attributes:
         url: of the service, without a slash at the end.
+        metadata: it is the metadata service of this machine: no TLS, and no proxy on the way.
         quiet_until_s: the service asked for no call before (monotonic).
     """
 
     url: str
+    metadata: bool = False
     quiet_until_s: float = 0.0
     _opener: urllib.request.OpenerDirector = field(default_factory=plain_opener)
 
@@ -64,7 +67,10 @@ class RestCalls:
         Raises:
             BadRequest: it is not https, nor http on loopback.
         """
-        self.url = check_url(self.url)
+        if self.metadata:
+            self._opener = plain_opener(proxies=False)
+        else:
+            self.url = check_url(self.url)
 
     def send(
         self,

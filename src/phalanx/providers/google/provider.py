@@ -159,6 +159,9 @@ class GoogleProvider:
         found = {one.machine for one in listed if one.token == order.token}
         found |= {order.known_machine} - {""}  # a list may lag behind
         stopped = [charged for machine in sorted(found) for charged in self._delete(project, machine)]
+        if not found and order.offer:  # an earlier head may have deleted it, and been killed before it wrote that
+            zone, name = parse_zone_offer(order.offer)[0], instance_name(order)
+            stopped = _charges(_operations(project, zone, f'targetLink eq ".*/zones/{zone}/instances/{name}"'))
         self._seen.pop(order.token, None)
         return stopped
 
@@ -255,21 +258,35 @@ class GoogleProvider:
             except compute.GoogleError as error:
                 if error.status != 404:
                     raise
-        end_s = _switched_off_s(instance) or self._end_s(project, zone, number)
-        if end_s is None:
-            return []
-        return [ChargedMachine(machine=machine, since_s=0.0 if instance is None else _since_s(instance), until_s=end_s)]
+        stopped = _charges(_operations(project, zone, f"targetId={number}"))
+        if instance is None:
+            return stopped
+        since_s, until_s = _since_s(instance), _switched_off_s(instance)
+        return [replace(one, since_s=since_s, until_s=until_s or one.until_s) for one in stopped]
 
-    def _end_s(self, project: GoogleProject, zone: str, number: str) -> float | None:
-        """Return when the instance was deleted, by the zone's operations, which Google keeps for some weeks; None if it has none."""
-        query = {"filter": f"targetId={number}"}
-        ends = [
-            _seconds(str(one["endTime"]))
-            for page in compute.pages(project, f"/zones/{zone}/operations", query)
-            for one in page.get("items", [])
-            if one.get("status") == "DONE" and "error" not in one and _ends_instance(str(one.get("operationType", "")))
-        ]
-        return min(ends, default=None)
+
+def _operations(project: GoogleProject, zone: str, words: str) -> Sequence[Mapping[str, Any]]:
+    """Return the finished operations of a zone that a filter selects. Google keeps them for some weeks."""
+    pages = compute.pages(project, f"/zones/{zone}/operations", {"filter": words})
+    found = [one for page in pages for one in page.get("items", [])]
+    return [one for one in found if one.get("status") == "DONE" and "error" not in one]
+
+
+def _charges(operations: Sequence[Mapping[str, Any]]) -> list[ChargedMachine]:
+    """Return what each instance is charged for that these operations have ended."""
+    starts: dict[str, float] = {}
+    ends: dict[str, float] = {}
+    for one in operations:
+        machine = f"{str(one['zone']).rpartition('/')[2]}/{one['targetId']}"
+        kind = str(one.get("operationType", ""))
+        if kind == "insert":
+            starts[machine] = _seconds(str(one["insertTime"]))
+        elif _ends_instance(kind):
+            ends[machine] = min(ends.get(machine, float("inf")), _seconds(str(one["endTime"])))
+    return [
+        ChargedMachine(machine=machine, since_s=starts.get(machine, 0.0), until_s=until_s)
+        for machine, until_s in sorted(ends.items())
+    ]
 
 
 def _ends_instance(operation: str) -> bool:
