@@ -416,6 +416,7 @@ SPECIMENS = {
     "DELETE /v1/licences/{name}": licence,
     "POST /v1/clouds/check": lambda case: Ask("/v1/clouds/check", {"provider": "virtual"}),
     "GET /v1/join/order": plain("/v1/join/order"),
+    "POST /v1/join/order": plain("/v1/join/order", {"why": "spot"}),
     "GET /v1/pools": plain("/v1/pools"),
     "GET /v1/pools/{pool_id}": pool("GET"),
     "PUT /v1/pools/{pool_id}": lambda case: Ask(f"/v1/pools/put-{case.number}", POOL),

@@ -270,3 +270,25 @@ def test_the_token_of_an_order_brings_in_its_one_node_until_it_is_up(bench):
     until(lambda: head.store.records(POOL_NODES)[0].state is PoolNodeState.UP)
     refused = join(call, token, "burst-0")
     assert (refused.status_code, "was used" in refused.text) == (401, True)
+
+
+def test_a_machine_that_its_cloud_takes_back_drains_its_own_node_and_no_other(bench):
+    head, call, _ = bench
+    call("admin", "PUT", "/v1/pools/burst", json={"provider": "any", "node": "1", "max_nodes": 2, "min_nodes": 2})
+    until(lambda: len(head.store.records(POOL_NODES)) == 2)
+    first = next(one for one in head.store.records(POOL_NODES) if one.id == "burst-0")
+    reply = join(call, machine_join_token(SECRET, "burst-0", first.token), "burst-0")
+    own = {"authorization": f"Bearer {reply.json()['token']}"}
+    Supervisor(call, "burst-0").hello()
+
+    def member(name):
+        return next((one for one in head.store.records(POOL_NODES) if one.id == name), None)
+
+    until(lambda: member("burst-0").state is PoolNodeState.UP)
+    before = member("burst-1")
+    told = call("none", "POST", "/v1/join/order", headers=own, json={"why": "EC2 takes it\x1b[31m back"})
+    assert (told.status_code, told.json()["why"]) == (200, "EC2 takes it[31m back")
+    until(lambda: member("burst-0") is None or member("burst-0").state is PoolNodeState.DRAINING)
+    assert member("burst-1") == before
+    other = call("none", "POST", "/v1/join/order", headers={"authorization": "Bearer x"}, json={"why": "x"})
+    assert other.status_code == 401

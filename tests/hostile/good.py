@@ -345,6 +345,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
             }
         ),
         "stop_head": Good(body={"keep_jobs": True}),
+        "announce_leaving": Good(body={"why": "taken back"}),
         "join": Good(body={"node_id": "n5", "hostname": "h", "address": "10.0.0.1", "devices": 8, "virtual": True}),
         "list_files": Good(query={"path": ""}),
         "archive_files": Good(query={"path": ""}),

@@ -32,7 +32,7 @@ def pool(**fields):
     return NodePool(
         id=PoolId("cloud"),
         provider="simulated",
-        template=NodeTemplate(text="8", devices=own, cpus=1 << 20, memory_bytes=1 << 50),
+        template=NodeTemplate(text="8", devices=own, cpus=1 << 20, memory_bytes=1 << 50, apart=True),
         by=UserId("op"),
         **{"price_per_h": 16.0, "min_nodes": 0, "max_nodes": 4, "idle_s": 300.0, "start_limit_s": HOUR, **fields},
     )

@@ -1,8 +1,9 @@
 """The main process of a rented machine: `python -m phalanx.app.rented_machine`, started by the machine's start script.
 
 It joins the head, runs the node, and switches the machine off when the head has no use for it, has been silent for too long, or refuses it: a
-machine that is not needed must not be paid for, also if the head is gone for good. The join token is in PHALANX_JOIN_TOKEN. In
-PHALANX_POWER_OFF a test names another command than the one that switches the machine off.
+machine that is not needed must not be paid for, also if the head is gone for good. If its cloud announces that it will take the machine back, it
+tells the head, which drains the node. The join token is in PHALANX_JOIN_TOKEN. In PHALANX_POWER_OFF a test names another command than the one that
+switches the machine off, and in PHALANX_METADATA_URL another address of the metadata service.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Final
 from phalanx.cli.cluster.state_folder import home_folder
 from phalanx.core.errors import PhalanxError
 from phalanx.node import membership as records
+from phalanx.node.probes.spot_notices import ADDRESS, SpotNotices, notices_of
 from phalanx.ports.engine import Membership
 from phalanx.wire.head_http import BROKEN, HeadHttp, context_for_file, request_headers
 
@@ -71,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words.add_argument("--name", required=True)
     words.add_argument("--silence", type=float, required=True)
     words.add_argument("--virtual", default="")
+    words.add_argument("--notices", default="", help="the cloud whose notices are read")
     given = words.parse_args(arguments)
     lease = MachineLease(silence_s=given.silence, heard_s=_boottime_s())
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -78,16 +81,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     node = [sys.executable, "-P", "-m", "phalanx.app.cli", "join", given.head, "--fingerprint", given.fingerprint]
     node += ["--name", given.name, "--foreground", *(("--virtual", given.virtual) if given.virtual else ())]
     try:
-        _run(lease, node)
+        _run(lease, node, notices_of(given.notices, os.environ.get("PHALANX_METADATA_URL", ADDRESS)))
     finally:
         print(f"switching off: {lease.ended or 'an error'}", flush=True)
         subprocess.run(shlex.split(os.environ.get("PHALANX_POWER_OFF", _POWER_OFF)), check=False)
 
 
-def _run(lease: MachineLease, node: Sequence[str]) -> None:
+def _run(lease: MachineLease, node: Sequence[str], notices: SpotNotices | None) -> None:
     keeper = subprocess.Popen(node)
     folder = records.membership_folder(home_folder())
-    next_s = 0.0
+    next_s, told = 0.0, False
     while not lease.check(_boottime_s()):
         time.sleep(0.5)
         joined = records.read(folder)
@@ -100,6 +103,10 @@ def _run(lease: MachineLease, node: Sequence[str]) -> None:
         elif joined is not None and _boottime_s() >= next_s:
             next_s = _boottime_s() + ASK_EVERY_S
             _ask(lease, folder, joined)
+        if notices is not None and not told and (notice := notices.look(time.monotonic())) and joined is not None:
+            told = _ask(lease, folder, joined, leaving=notice)
+            if told:
+                print(notice, flush=True)
     keeper.terminate()
     try:
         keeper.wait(timeout=END_S)
@@ -107,20 +114,21 @@ def _run(lease: MachineLease, node: Sequence[str]) -> None:
         keeper.kill()
 
 
-def _ask(lease: MachineLease, folder: str, joined: Membership) -> None:
-    """Ask the heads whether the machine is wanted; without an answer, nothing changes."""
+def _ask(lease: MachineLease, folder: str, joined: Membership, *, leaving: str = "") -> bool:
+    """Ask the heads whether the machine is wanted, or tell them why it leaves; return whether one answered. Without an answer, nothing changes."""
+    method, body_sent = ("POST", json.dumps({"why": leaving}).encode()) if leaving else ("GET", None)
     for url in filter(None, [joined.url, *joined.heads.split(",")]):
         try:
             with closing(HeadHttp(url, lambda: context_for_file(records.ca_file(folder)))) as head:
-                reply = head.request(
-                    "GET", "/v1/join/order", headers=request_headers(records.read_token(folder)), timeout_s=ANSWER_S
-                )
+                headers = request_headers(records.read_token(folder), "application/json" if leaving else "")
+                reply = head.request(method, "/v1/join/order", body_sent, headers=headers, timeout_s=ANSWER_S)
                 body = json.loads(reply.read(1 << 20))
         except (*BROKEN, ValueError, PhalanxError):
             continue
         if reply.status == 200:
             lease.answered(_boottime_s(), wanted=bool(body.get("wanted")), why=str(body.get("why", "")))
-            return
+            return True
+    return False
 
 
 def _ask_to_end(lease: MachineLease, number: int, frame: FrameType | None) -> None:

@@ -45,6 +45,12 @@ class MachineOrder(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
+class MachineLeaving(msgspec.Struct, frozen=True, kw_only=True):
+    """The cloud has told a machine that it will take it back. `why`: as it said."""
+
+    why: str
+
+
 class JoinArguments(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of `phalanx join` for the next server; `address` is empty if the head listens on loopback only."""
 

@@ -18,13 +18,15 @@ from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.state.records import POOL_NODES
+from phalanx.core.state.reports import ProviderOutcome, ProviderReported
 from phalanx.core.work.seats import parse_seat
 from phalanx.core.work.users import Action
-from phalanx.wire.join import JoinArguments, JoinReply, JoinRequest, MachineOrder
+from phalanx.wire.join import JoinArguments, JoinReply, JoinRequest, MachineLeaving, MachineOrder
 
 _NAME: Final = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
 )  # a label of a host name; a dot separates the parts of a node's token
+_WHY_MAX: Final = 200
 routes = RouteTable()
 
 
@@ -70,6 +72,24 @@ async def show_machine_order(request: Request) -> Response:
         return json_response(MachineOrder(wanted=False, why=f"no pool has an order for {node_id}"))
     # A node whose jobs are saved and moved is stopped by its provider afterwards.
     return json_response(MachineOrder(wanted=not member.given_up, why=member.why))
+
+
+@routes.post("/v1/join/order", Action.JOIN, body=MachineLeaving, reply=MachineOrder)
+async def announce_leaving(request: Request) -> Response:
+    """Drain the caller's node, since its cloud will take the machine back: its jobs save, and run again elsewhere. Idempotent."""
+    runtime = runtime_of(request)
+    caller = caller_of(request)
+    _reject_seat(caller)
+    command = await read_record(request, MachineLeaving, runtime.services.limits.body_bytes)
+    node_id = caller.node_id or caller.joins_as
+    members = await run_in_thread(runtime.services.store.records, POOL_NODES)
+    member = next((one for one in members if one.id == node_id), None)
+    if member is None:
+        return json_response(MachineOrder(wanted=False, why=f"no pool has an order for {node_id}"))
+    why = "".join(one for one in command.why if one.isprintable())[:_WHY_MAX] or "its cloud takes it back"
+    leaving = ProviderReported(node_id=member.id, token=member.token, outcome=ProviderOutcome.LEAVING, why=why)
+    await runtime.report([leaving])
+    return json_response(MachineOrder(wanted=not member.given_up, why=why))
 
 
 @routes.post("/v1/join", Action.JOIN, body=JoinRequest, reply=JoinReply)

@@ -246,6 +246,7 @@ class AwsProvider:
                 order.node_id,
                 join,
                 silence_s=terms.machine.silence_s,
+                notices=AwsProviderType.name,
                 virtual=terms.machine.virtual,
                 setup=terms.machine.setup,
             )

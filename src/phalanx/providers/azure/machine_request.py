@@ -129,7 +129,12 @@ def _system(order: NodeOrder, terms: AzureMachineTerms, name: str, join: Machine
     if join is not None:
         machine = terms.machine
         script = start_script(
-            order.node_id, join, silence_s=machine.silence_s, virtual=machine.virtual, setup=machine.setup
+            order.node_id,
+            join,
+            silence_s=machine.silence_s,
+            notices="azure",
+            virtual=machine.virtual,
+            setup=machine.setup,
         )
         found["customData"] = base64.b64encode(script.encode()).decode()  # cloud-init runs it as root
     return found

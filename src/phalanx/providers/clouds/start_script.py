@@ -8,7 +8,9 @@ from phalanx.core.ids import NodeId
 from phalanx.ports.engine import MachineJoin
 
 
-def start_script(node_id: NodeId, join: MachineJoin, *, silence_s: float, virtual: int = 0, setup: str = "") -> str:
+def start_script(
+    node_id: NodeId, join: MachineJoin, *, silence_s: float, notices: str, virtual: int = 0, setup: str = ""
+) -> str:
     """Return the script. The same order gives the same text, as an idempotency token demands.
 
     A machine that is switched off is charged for its disks at most, until the head deletes it; EC2 deletes it at once.
@@ -17,6 +19,7 @@ def start_script(node_id: NodeId, join: MachineJoin, *, silence_s: float, virtua
         node_id: of the machine.
         join: how it joins the head.
         silence_s: the machine ends itself when its head has been silent for so long.
+        notices: the cloud whose notices the machine reads, as in `node.probes.spot_notices`; empty for none.
         virtual: it joins with so many virtual devices; 0 for its GPUs.
         setup: a shell command that runs before it joins.
     """
@@ -25,6 +28,7 @@ def start_script(node_id: NodeId, join: MachineJoin, *, silence_s: float, virtua
     words = [
         *("--head", join.address, "--fingerprint", join.fingerprint, "--name", node_id),
         *("--silence", f"{silence_s:g}"),
+        *(("--notices", notices) if notices else ()),
         *(("--virtual", str(virtual)) if virtual else ()),
     ]
     return f"""#!/bin/sh

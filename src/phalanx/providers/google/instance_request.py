@@ -50,7 +50,12 @@ def instance_request(
     if join is not None:
         machine = terms.machine
         script = start_script(
-            order.node_id, join, silence_s=machine.silence_s, virtual=machine.virtual, setup=machine.setup
+            order.node_id,
+            join,
+            silence_s=machine.silence_s,
+            notices="google",
+            virtual=machine.virtual,
+            setup=machine.setup,
         )
         items.append({"key": "startup-script", "value": script})
     labels = {"phalanx-pool": order.pool, "phalanx-node": order.node_id, "phalanx-token": order.token}
