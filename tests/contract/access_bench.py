@@ -18,6 +18,7 @@ from phalanx.api.app import build_app
 from phalanx.api.auth.access_matrix import CallerKind
 from phalanx.app.certificates import CertificateAuthority
 from phalanx.app.join_service import HeadJoinService, ListenAddress
+from phalanx.app.machine_files import MachineFiles
 from phalanx.app.state_folder import StateFolder
 from phalanx.core.access.node_tokens import join_token, node_token
 from phalanx.core.access.rules import CallerRelation
@@ -134,6 +135,7 @@ class Bench:
             node_secret=SECRET,
             head_id="head-1",
             engines=[LocalEngine(home=self.home, environment=dict, token_of=lambda _: "")],
+            machine_files=MachineFiles(path=f"{self.home}/machine-files.tar.gz"),
         )
         limits = replace(self.head.limits, exec_sessions=4_000)  # each asks about one of its own
         self.head.parts = replace(self.head.parts, join_service=joining, limits=limits)

@@ -415,6 +415,7 @@ SPECIMENS = {
     "PUT /v1/licences/{name}": lambda case: Ask(f"/v1/licences/put-{case.number}", {"seats": 4}),
     "DELETE /v1/licences/{name}": licence,
     "POST /v1/clouds/check": lambda case: Ask("/v1/clouds/check", {"provider": "virtual"}),
+    "GET /v1/join/files": plain("/v1/join/files"),
     "GET /v1/join/order": plain("/v1/join/order"),
     "POST /v1/join/order": plain("/v1/join/order", {"why": "spot"}),
     "GET /v1/pools": plain("/v1/pools"),

@@ -45,6 +45,7 @@ OTHERS = {
     "/v1/history/nodes": "the same",
     "/v1/heads": "the heads of one store",
     "/v1/join": "one record",
+    "/v1/join/files": "one file of the release",
     "/v1/join/order": "one record",
     "/v1/me": "one record",
     "/v1/openapi.json": "one document",

@@ -89,7 +89,7 @@ def test_only_health_the_public_certificate_and_the_sign_in_are_open(every_route
 def test_node_tokens_reach_the_supervisors_channel_and_the_way_in_alone(every_route):
     joining = {(method, route.path) for route, method in every_route if route.declared.action is Action.JOIN}
     order = {("GET", "/v1/join/order"), ("POST", "/v1/join/order")}  # whether the machine is wanted, and that it leaves
-    assert joining == {("POST", "/v1/join"), *order}
+    assert joining == {("POST", "/v1/join"), ("GET", "/v1/join/files"), *order}
     for route, _ in every_route:
         assert (route.declared.action is Action.SUPERVISE) == route.path.startswith("/v1/node/")
 

@@ -86,6 +86,7 @@ def test_good_requests_are_taken():
         "remove_node",
         "show_ca",
         "join",
+        "download_machine_files",
         "renew_join_line",
         "download_output_file",
         "archive_files",

@@ -230,6 +230,15 @@ class JoinService(Protocol):
         """Return what the next server needs to join."""
         ...
 
+    def files_for_machines(self) -> str:
+        """Return the path of the program of rented machines, a compressed tar. Do not call it on the event loop: it may make it.
+
+        Raises:
+            NotFound: this head has none.
+            OSError: it cannot be made.
+        """
+        ...
+
     def accept(self, submission: JoinRequest) -> JoinReply:
         """Accept a server as a node. Do not call it on the event loop: it may generate a key."""
         ...

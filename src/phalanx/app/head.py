@@ -34,6 +34,7 @@ from phalanx.app.clock import SystemClock
 from phalanx.app.engine_pools import keep_engine_pools
 from phalanx.app.engines import create_engines, create_provider, engine_context, parallel_calls
 from phalanx.app.join_service import HeadJoinService, ListenAddress, with_tls
+from phalanx.app.machine_files import MachineFiles
 from phalanx.app.options import HeadOptions, parse_arguments, resolve_options
 from phalanx.app.resources import (
     HeadResources,
@@ -303,6 +304,7 @@ class Head:
             head_id=self._head_id,
             engines=self._engines[::-1],  # the chosen one first
             salt=self._resources.salt,
+            machine_files=MachineFiles(path=self._home.path_of("machine-files.tar.gz")),
         )
         return with_tls(outer, authority, listen), joining
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from phalanx.api.http.server import TlsSocket
+from phalanx.app.machine_files import MachineFiles
 from phalanx.core.access.node_tokens import join_token, node_token
-from phalanx.core.errors import BadRequest, Conflict
+from phalanx.core.errors import BadRequest, Conflict, NotFound
 from phalanx.core.ids import NodeId
 from phalanx.ports.engine import Engine
 from phalanx.wire.head_http import fingerprint
@@ -164,6 +165,7 @@ class HeadJoinService:
     Attributes:
         engines: of the head; the first that admits a server makes it a node.
         salt: of the join tokens.
+        machine_files: what rented machines download.
     """
 
     authority: CertificateAuthority
@@ -172,6 +174,7 @@ class HeadJoinService:
     head_id: str
     engines: Sequence[Engine]
     salt: StoredJoinSalt = field(default_factory=StoredJoinSalt)
+    machine_files: MachineFiles | None = None
 
     @property
     def ca_pem(self) -> str:
@@ -187,6 +190,17 @@ class HeadJoinService:
             fingerprint=fingerprint(self.ca_pem),
             expires_s=expires_s,
         )
+
+    def files_for_machines(self) -> str:
+        """Return the path of the program of rented machines, a compressed tar.
+
+        Raises:
+            NotFound: this head has none.
+            OSError: it cannot be made.
+        """
+        if self.machine_files is None:
+            raise NotFound("this head has no files for machines")
+        return self.machine_files.prepare()
 
     def accept(self, submission: JoinRequest) -> JoinReply:
         """Return the node's token, and what its engine needs on that server.

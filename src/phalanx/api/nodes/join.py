@@ -12,6 +12,7 @@ from starlette.responses import Response
 from phalanx.api.auth.authenticator import require_own_node
 from phalanx.api.http.bodies import json_response, read_record
 from phalanx.api.http.routing import MediaType, RouteTable
+from phalanx.api.nodes.checkpoint_routes import stream_file
 from phalanx.api.runtime import ApiRuntime, caller_of, run_in_thread, runtime_of
 from phalanx.core.access.caller import Caller
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
@@ -90,6 +91,16 @@ async def announce_leaving(request: Request) -> Response:
     leaving = ProviderReported(node_id=member.id, token=member.token, outcome=ProviderOutcome.LEAVING, why=why)
     await runtime.report([leaving])
     return json_response(MachineOrder(wanted=not member.given_up, why=why))
+
+
+@routes.get("/v1/join/files", Action.JOIN, reply=MediaType.TAR)
+async def download_machine_files(request: Request) -> Response:
+    """Download the program of a rented machine: what its start script unpacks and runs if its image has no Phalanx."""
+    _reject_seat(caller_of(request))
+    welcome = runtime_of(request).services.join_service
+    if welcome is None:
+        raise Conflict("this head listens only on loopback", hint=Hint(HintCode.LISTEN_WITH_TLS))
+    return await stream_file(await run_in_thread(welcome.files_for_machines), 0)
 
 
 @routes.post("/v1/join", Action.JOIN, body=JoinRequest, reply=JoinReply)

@@ -117,7 +117,13 @@ class AzureProvider:
             )
         offers = make_offers(wanted, sizes, zones, terms.price_per_h, (read_instances(), read_prices()))
         return NodeTemplate(
-            text=",".join(sizes), devices=devices, cpus=cpus, memory_bytes=memory_bytes, offers=offers, listed=True
+            text=",".join(sizes),
+            devices=devices,
+            cpus=cpus,
+            memory_bytes=memory_bytes,
+            offers=offers,
+            listed=True,
+            apart=True,
         )
 
     def open(self, orders: Sequence[NodeOrder]) -> None:

@@ -106,7 +106,13 @@ class GoogleProvider:
             )
         offers = make_offers(wanted, types, zones, terms.price_per_h, (read_instances(), read_prices()))
         return NodeTemplate(
-            text=",".join(types), devices=devices, cpus=cpus, memory_bytes=memory_bytes, offers=offers, listed=True
+            text=",".join(types),
+            devices=devices,
+            cpus=cpus,
+            memory_bytes=memory_bytes,
+            offers=offers,
+            listed=True,
+            apart=True,
         )
 
     def open(self, orders: Sequence[NodeOrder]) -> None:
