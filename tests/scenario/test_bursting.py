@@ -125,7 +125,7 @@ def test_jobs_ahead_in_line_count_in_the_wait_here():
 
 def test_an_unknown_start_here_counts_as_far_ahead_as_the_job_has_waited():
     burst = Burst("when wait > 2h")
-    burst.run(60.0, burst.submit(None))
+    burst.run(60.0, burst.submit(None, preemptible=False))
     burst.run(1.9 * HOUR, burst.submit(1))
     assert "here at an unknown time (it has waited 1h" in burst.why(2)
     assert burst.rented == []

@@ -91,7 +91,7 @@ class ReplayCluster:
                     queues=(*(() if any(queue.id == QUEUE for queue in queues) else (Queue(id=QUEUE),)), *queues)
                 ),
                 *(PutUser(user=User(id=user, role=UserRole.USER)) for user in users),
-                *(SupervisorRegistered(node=_node(node), supervisor_id=SupervisorId(node.name)) for node in nodes),
+                *(SupervisorRegistered(node=node_of(node), supervisor_id=SupervisorId(node.name)) for node in nodes),
                 *(PutNodePool(pool=one.pool) for one in pools),
             ],
         )
@@ -118,7 +118,8 @@ class ReplayCluster:
         return outbox
 
 
-def _node(node: TraceNode) -> Node:
+def node_of(node: TraceNode) -> Node:
+    """The record of a node of a fleet."""
     return Node(
         id=NodeId(node.name),
         engine="simulated",

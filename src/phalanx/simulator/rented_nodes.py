@@ -33,6 +33,11 @@ class RentedNode:
     until_s: float = -1.0
 
     @property
+    def gpus(self) -> int:
+        """Its number of GPUs."""
+        return len(self.pool.template.devices)
+
+    @property
     def cost(self) -> float:
         """What it was charged, in US dollars; 0 while it runs."""
         return self.pool.price_per_h * self.pool.paid_s(max(0.0, self.until_s - self.since_s)) / HOUR_S

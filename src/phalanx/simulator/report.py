@@ -12,7 +12,10 @@ LARGE_GPUS = 8  # "large" as in published tables: at least a whole node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """Times in seconds. A job's wait is its completion time minus its run time, so it includes lost work. `stops_per_job`: preemptions and moves."""
+    """Times in seconds. A job's wait is its completion time minus its run time, so it includes lost work. `stops_per_job`: preemptions and moves.
+
+    `utilization`: of the fleet over the makespan and of the nodes that were rented; `rented_usd`: what these cost in US dollars.
+    """
 
     jobs: int
     avg_jct_s: float
@@ -29,6 +32,9 @@ class ReplayReport:
     moves: int
     stops_per_job: float
     lost_gpu_s: float
+    rented_usd: float
+    rented_gpu_s: float
+    rented_nodes: int
     wall_s: float
 
     def as_dict(self) -> dict[str, float]:
@@ -46,6 +52,8 @@ def build_report(replayed: Sequence[ReplayResult], *, wall_s: float) -> ReplayRe
     lost = sum(part.lost_gpu_s for part in replayed)
     used = sum(outcome.ran_s * outcome.job.gpus for outcome in outcomes) + lost
     preemptions, moves = sum(part.preemptions for part in replayed), sum(part.moves for part in replayed)
+    rented = [node for part in replayed for node in part.rented]
+    rented_gpu_s = sum(node.gpus * (node.until_s - node.since_s) for node in rented)
     return ReplayReport(
         jobs=len(outcomes),
         avg_jct_s=sum(jcts) / len(jcts),
@@ -57,11 +65,14 @@ def build_report(replayed: Sequence[ReplayResult], *, wall_s: float) -> ReplayRe
         max_wait_s=waits[-1],
         max_unbroken_wait_s=max(outcome.longest_wait_s for outcome in outcomes),
         makespan_s=makespan_s,
-        utilization=used / (sum(part.gpus for part in replayed) * makespan_s) if makespan_s else 0.0,
+        utilization=used / (sum(part.gpus for part in replayed) * makespan_s + rented_gpu_s) if makespan_s else 0.0,
         preemptions=preemptions,
         moves=moves,
         stops_per_job=(preemptions + moves) / len(outcomes),
         lost_gpu_s=lost,
+        rented_usd=sum(node.cost for node in rented),
+        rented_gpu_s=rented_gpu_s,
+        rented_nodes=len(rented),
         wall_s=wall_s,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from phalanx.controller.policy_loading import find_policy
 from phalanx.core.errors import BadRequest
@@ -23,6 +24,7 @@ from phalanx.simulator.lifecycle_replay import (
     never_fits,
     replay_lifecycle,
 )
+from phalanx.simulator.rented_nodes import RentedPool
 from phalanx.simulator.results import ReplayListener, ReplayResult
 from phalanx.simulator.run_times import (
     RunTimeKnowledge,
@@ -31,6 +33,8 @@ from phalanx.simulator.run_times import (
     run_times_for,
 )
 from phalanx.simulator.trace import Trace, TraceJob
+
+POOL_LOOK_S: Final = 60.0  # a live head looks each second, which a replay of a month would do millions of times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class SimulationSettings:
         skip_unplaceable: skip jobs that can never start.
         queues: queues with quotas; a job's virtual cluster names its queue, else it uses the default queue.
         lifecycle: use the whole job lifecycle also where the board alone would do.
+        pools: of nodes that are rented while jobs wait; every POOL_LOOK_S it is decided whether.
     """
 
     policy: str = "default"
@@ -56,6 +61,7 @@ class SimulationSettings:
     skip_unplaceable: bool = False
     queues: tuple[Queue, ...] = ()
     lifecycle: bool = False
+    pools: tuple[RentedPool, ...] = ()
 
 
 def simulate(
@@ -113,7 +119,9 @@ def simulate(
 def board_suffices(trace: Trace, nodes: Sequence[TraceNode], setting: SimulationSettings) -> bool:
     """Whether the board of one pool of equal GPUs, without quotas, represents jobs and fleet."""
     mixed = len({node.model for node in nodes}) > 1
-    return not mixed and not setting.queues and not any(job.run_time_by_model for job in trace.jobs)
+    return (
+        not mixed and not setting.queues and not setting.pools and not any(job.run_time_by_model for job in trace.jobs)
+    )
 
 
 def simulate_lifecycle(
@@ -144,6 +152,7 @@ def simulate_lifecycle(
             make=make,
             restart_cost_s=setting.restart_cost_s,
             run_time_of=None if known is None else _of_record(known),
+            demand_every_s=POOL_LOOK_S,
         )
         parts.append(
             replay_lifecycle(
@@ -157,6 +166,7 @@ def simulate_lifecycle(
                 on_end=None if known is None else known.record_end,
                 on_event=on_event,
                 queues=setting.queues,
+                pools=setting.pools,
             )
         )
         done += len(jobs)

@@ -60,7 +60,7 @@ def offer_facts(
                 gpus=0 if server is None else server.gpus,
                 gbit_per_gpu=0.0 if server is None else server.network.bytes_per_s * 8 / 1e9,
                 date=price.fact.date,
-                age_days=max(0, (today - _first_day(price.fact.date)).days),
+                age_days=max(0, (today - first_day(price.fact.date)).days),
                 source=price.fact.source,
             )
         )
@@ -110,7 +110,7 @@ def _lines(found: Sequence[OfferFact], screen: Terminal) -> list[str]:
     return table(columns, rows, screen)
 
 
-def _first_day(text: str) -> date:
+def first_day(text: str) -> date:
     """The first day of a date such as 2026, 2026-11 or 2026-11-21: a fact is at least as old as that says."""
     parts = [int(part) for part in text.split("-")]
     return date(*[*parts, 1, 1][:3])

@@ -36,11 +36,12 @@ class PolicyRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetTimeSeries:
-    """The fleet over time, averaged over equal steps: share of GPUs in use, and waiting jobs."""
+    """The fleet over time, averaged over equal steps: share of own and rented GPUs in use, waiting jobs, and GPUs that were rented."""
 
     times_s: tuple[float, ...]  # middle of each step
     gpu_share: tuple[float, ...]
     waiting: tuple[float, ...]
+    rented: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +57,19 @@ class WaitGroup:
 def fleet_time_series(run: PolicyRun, *, start_s: float, end_s: float, steps: int) -> FleetTimeSeries:
     """Average the run from `start_s` to `end_s` over `steps` steps. Cost: linear in the points of its curves."""
     step_s = (end_s - start_s) / steps or 1.0
-    held, waiting = [0.0] * steps, [0.0] * steps
+    held, waiting, rented = [0.0] * steps, [0.0] * steps, [0.0] * steps
     for part in run.parts:
         points = [*part.curve, (end_s, 0, 0)]
         for (from_s, gpus, jobs), (to_s, _, _) in pairwise(points):
             _spread(held, gpus, (from_s - start_s) / step_s, (to_s - start_s) / step_s)
             _spread(waiting, jobs, (from_s - start_s) / step_s, (to_s - start_s) / step_s)
+        for node in part.rented:
+            _spread(rented, node.gpus, (node.since_s - start_s) / step_s, (node.until_s - start_s) / step_s)
     return FleetTimeSeries(
         times_s=tuple(start_s + (step + 0.5) * step_s for step in range(steps)),
-        gpu_share=tuple(value / run.gpus for value in held),
+        gpu_share=tuple(value / (run.gpus + more) for value, more in zip(held, rented, strict=True)),
         waiting=tuple(waiting),
+        rented=tuple(rented),
     )
 
 

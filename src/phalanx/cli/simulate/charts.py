@@ -40,9 +40,18 @@ def replay_charts(runs: Sequence[PolicyRun]) -> list[tuple[str, Chart]]:
         axes.yaxis.set_major_formatter("{x:,.0f}")
         style_axes(axes, "Jobs waiting", y_label="jobs")
 
+    def rented(axes: Axes) -> None:
+        _plot_over_time(axes, runs, series, [each.rented for each in series])
+        axes.set_ylim(bottom=0.0)
+        axes.locator_params(axis="y", integer=True)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        style_axes(axes, "Rented GPUs", y_label="GPUs")
+
+    rents = any(run.report.rented_nodes for run in runs)
     return [
         ("GPU utilisation over time", Chart(utilisation)),
         ("jobs waiting over time", Chart(waiting)),
+        *([("rented GPUs over time", Chart(rented))] if rents else []),
         ("wait by size", Chart(lambda axes: _plot_waits(axes, runs), height=320.0, bottom=62.0)),
     ]
 

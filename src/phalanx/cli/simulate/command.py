@@ -49,6 +49,12 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
     metavar="FILE|FLEET",
     help="Nodes: CSV with node, gpus, optional gpu_type; for --per-vc also vc; or 8xv100:1,16xp100:8: nodes x model : GPUs of each.",
 )
+@click.option(
+    "--pools",
+    "pools_path",
+    metavar="FILE",
+    help="Rent nodes too: pools with boot time, price, caps and burst rule (YAML). Replays without and with them.",
+)
 @click.option("--nodes", type=int, metavar="N", help="Instead of --fleet: number of equal nodes.")
 @click.option("--gpus-per-node", type=int, metavar="G", help="GPUs of each node, with --nodes.")
 @click.option("--per-vc", is_flag=True, help="Run each virtual cluster's jobs on its own nodes.")
@@ -155,6 +161,8 @@ def simulate(**options: Any) -> None:
     names = policy_names(options)
     # Check all policies first: an error must not follow minutes of replay.
     settings = [_setting(options, name, trace) for name in names]
+    if options["pools_path"] is not None:
+        settings = _with_pools(options, settings)
     runs: list[Any] = []
     refused: list[Any] = []
     with _events_file(options["events_path"]) as events:
@@ -179,8 +187,11 @@ def simulate(**options: Any) -> None:
     }
     _write(runs, options, summary)  # before printing: a closed pipe (`| head`) must not prevent the files
     if options["as_json"]:
-        found = [{"policy": run.policy, **run.report.as_dict(), **summary} for run in runs]
-        print(to_json(found if options["compare"] else found[0], indent=2))
+        found = [
+            {"policy": setting.policy, "rents": bool(setting.pools), **run.report.as_dict(), **summary}
+            for run, setting in zip(runs, settings, strict=True)
+        ]
+        print(to_json(found if len(found) > 1 or options["compare"] else found[0], indent=2))
     else:
         _print(runs, summary)
 
@@ -315,6 +326,24 @@ def _setting(options: dict[str, Any], policy: str, trace: Any) -> Any:
     return setting
 
 
+def _with_pools(options: dict[str, Any], settings: list[Any]) -> list[Any]:
+    """Return each setting without and with the pools of the file."""
+    from dataclasses import replace
+
+    from phalanx.simulator.pool_file import parse_pool_file
+
+    if options["per_vc"]:
+        raise BadRequest("--pools is for one fleet", hint="leave out --per-vc")
+    path = options["pools_path"]
+    plan = parse_pool_file("\n".join(read_lines(path)), path=path)
+    queues = plan.queues if len(plan.queues) > 1 else ()  # they share the fleet in both
+    return [
+        one
+        for plain in settings
+        for one in (replace(plain, queues=queues), replace(plain, pools=plan.pools, queues=plan.queues))
+    ]
+
+
 @contextmanager
 def _events_file(path: str | None) -> Iterator[Callable[[str], Any] | None]:
     """Yield what writes one line of the file of events; None without one."""
@@ -355,7 +384,8 @@ def _replayed(
     refused = [each for part in parts for each in part.unplaceable]
     if len(refused) == len(trace.jobs):
         raise BadRequest("no job of the trace fits the fleet", hint=refused[0][1])
-    return PolicyRun(policy=setting.policy, report=build_report(parts, wall_s=wall_s), parts=parts), refused
+    label = f"{setting.policy}, renting" if setting.pools else setting.policy
+    return PolicyRun(policy=label, report=build_report(parts, wall_s=wall_s), parts=parts), refused
 
 
 @contextmanager
@@ -380,7 +410,7 @@ def progress_bar(policy: str, jobs: int, *, quiet: bool) -> Iterator[Callable[[i
 
 
 def _print(runs: list[Any], summary: dict[str, Any]) -> None:
-    from phalanx.cli.simulate.report_rows import REPORT_ROWS
+    from phalanx.cli.simulate.report_rows import report_rows
     from phalanx.cli.tables import Cell, Column, table
 
     screen = terminal()
@@ -390,7 +420,7 @@ def _print(runs: list[Any], summary: dict[str, Any]) -> None:
     )
     columns = [Column(title="", min_width=24), *(Column(title=run.policy, right=True) for run in runs)]
     rows: list[list[Cell | str]] = []
-    for row in REPORT_ROWS[1:]:
+    for row in report_rows([run.report for run in runs])[1:]:
         values = [row.value(run.report) for run in runs]
         best = row.best(values) if len(runs) > 1 else None
         shown = row.format if len(runs) == 1 else row.format_brief

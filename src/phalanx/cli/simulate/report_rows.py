@@ -16,12 +16,13 @@ def _seconds(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """One row. `lower_is_better`: lower is better; None if neither is."""
+    """One row. `lower_is_better`: lower is better; None if neither is. `rented`: only where nodes are rented."""
 
     name: str
     value: Callable[[ReplayReport], float]
     format: Callable[[float], str]
     lower_is_better: bool | None = True
+    rented: bool = False
 
     def format_brief(self, value: float) -> str:
         """Format shorter, for several columns: a time in one unit."""
@@ -59,5 +60,15 @@ REPORT_ROWS: Final = (
     ReportRow("moves", lambda report: report.moves, _count),
     ReportRow("preemptions and moves of a job", lambda report: report.stops_per_job, lambda value: f"{value:.2f}"),
     ReportRow("lost GPU-hours", lambda report: report.lost_gpu_s / 3600.0, lambda value: f"{value:,.1f}"),
+    ReportRow(
+        "rented GPU-hours", lambda report: report.rented_gpu_s / 3600.0, lambda value: f"{value:,.0f}", None, True
+    ),
+    ReportRow("rent, US dollars", lambda report: report.rented_usd, lambda value: f"{value:,.0f}", None, True),
     ReportRow("replay time", lambda report: report.wall_s, lambda value: f"{value:.1f} s", None),
 )
+
+
+def report_rows(reports: Sequence[ReplayReport]) -> list[ReportRow]:
+    """Return the rows that say something about these reports."""
+    rented = any(report.rented_nodes for report in reports)
+    return [row for row in REPORT_ROWS if rented or not row.rented]

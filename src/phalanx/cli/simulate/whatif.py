@@ -261,7 +261,7 @@ def _figures(side: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(sides: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
-    from phalanx.cli.simulate.report_rows import REPORT_ROWS
+    from phalanx.cli.simulate.report_rows import report_rows
     from phalanx.cli.tables import Cell, Column, table
 
     screen = terminal()
@@ -273,7 +273,7 @@ def _print(sides: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
         )
     columns = [Column(title="", min_width=24), *(Column(title=side["name"], right=True) for side in sides)]
     rows: list[list[Cell | str]] = []
-    for row in REPORT_ROWS:
+    for row in report_rows([side["report"] for side in sides]):
         values = [row.value(side["report"]) for side in sides]
         best = row.best(values)
         rows.append([row.name, *(Cell(row.format_brief(value), "green" if value == best else "") for value in values)])

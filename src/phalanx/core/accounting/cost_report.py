@@ -87,10 +87,11 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvoiceLine:
-    """One line: `cents` is its exact cost, rounded. `prices`: those that held in the period, in time's order."""
+    """One line: `cents` is its exact cost, rounded. `prices`: those that held in the period, in time's order. `idle_us`: of its time, without a job."""
 
     key: LineKey
     amount: Amount
+    idle_us: int
     cents: int
     prices: tuple[int, ...]
 
@@ -185,7 +186,15 @@ def invoice(lines: Metered) -> list[InvoiceLine]:
     found = []
     for key in sorted(lines):
         total = lines[key].total()
-        found.append(InvoiceLine(key=key, amount=total, cents=to_cents(total.exact), prices=tuple(lines[key].prices)))
+        found.append(
+            InvoiceLine(
+                key=key,
+                amount=total,
+                idle_us=lines[key].idle.gpu_us,
+                cents=to_cents(total.exact),
+                prices=tuple(lines[key].prices),
+            )
+        )
     return found
 
 

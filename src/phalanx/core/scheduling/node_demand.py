@@ -141,6 +141,9 @@ def node_demand(
     room = {pool.id: _room(pool, cluster, now_s) for pool in cluster.node_pools.values()}
     if not room:
         return NodeDemand()
+    waiting = list(_waiting_for_capacity(cluster, jobs, reason_of))
+    if not waiting:
+        return NodeDemand(wanted=tuple(_up_to_minimum(cluster, room, {})))
     new = [slot for pool in _by_price(cluster) for slot in _new_slots(pool, room[pool.id], now_s)]
     trial = _trial(cluster, new)
     later, closed = _later_trial(cluster, room, now_s)
@@ -148,7 +151,7 @@ def node_demand(
     counts: dict[PoolId, int] = {}
     used: set[NodeId] = set()
     texts: dict[JobId, str] = {}
-    for job in _waiting_for_capacity(cluster, jobs, reason_of):
+    for job in waiting:
         pooled: dict[PoolId, int] = {}
         gang = trial.take_gang(job, judge)
         if not gang and later is not None and (text := _wait_text(later.take_gang(job), closed)):
@@ -320,6 +323,9 @@ class _Trial:
         self._free_seats = free_seats
         # Requests that no slots hold; with queue, user and licences those that quotas refuse.
         self._failed: set[tuple[object, ...]] = set()
+        self._vetoed: dict[
+            tuple[object, ...], list[NodePool]
+        ] = {}  # new nodes of requests that the judge refused a job
         self._idle = [slot for slot in slots if slot.pool is None and slot.node.id in releasable]
         self._all: dict[tuple[str, str], list[_Slot]] = {}
         self._free: dict[tuple[str, str], list[_Slot]] = {}
@@ -352,28 +358,32 @@ class _Trial:
             return []
         if any(self._free_seats.get(name, 0) < seats for name, seats in role.licences):
             return []
+        if judge is not None and refused in self._vetoed and not judge.admits(job, self._vetoed[refused]):
+            return []  # nothing was taken since: it would find the same slots
         try:
             shapes = acceptable_shapes(role, self._summary)
         except NeverFits:
             return []
-        held = vetoed = False
+        held, vetoes = False, list[list[NodePool]]()
         for shape in shapes:
             groups = self._free if shape.node_devices else self._all
             for slots in (self._sites if role.others else groups).values():  # each role may have a model of its own
                 found = _find(_parts(shape, job), slots, job.spec.exclude)
                 held = held or bool(found)
-                taken = self._take(job, found, judge) if found else []
-                if taken:
+                if taken := self._take(job, found, judge, vetoes) if found else []:
                     return taken
-                vetoed = vetoed or taken is None
                 if held and not role.gpus.alternatives:
                     break  # other slots would be as many
-        if not vetoed:  # the rule of another queue, or for another job, may admit the same request
+        if not vetoes:  # the rule of another queue, or for another job, may admit the same request
             self._failed.add(refused if held else request)
+        elif len(vetoes) == 1:
+            self._vetoed[refused] = vetoes[0]
         return []
 
-    def _take(self, job: Job, found: list[tuple[_Slot, _Part]], judge: OrderJudge | None) -> list[_Slot] | None:
-        """Take these slots; none if quotas refuse, None if the judge does."""
+    def _take(
+        self, job: Job, found: list[tuple[_Slot, _Part]], judge: OrderJudge | None, vetoes: list[list[NodePool]]
+    ) -> list[_Slot]:
+        """Take these slots; none if quotas refuse, or the judge, which adds the pools of the nodes to the vetoes."""
         quotas = self._quotas
         licences = job.spec.role.licences
         asked = sum((slot.resources_of(part) for slot, part in found), Resources(extras=licences))
@@ -390,12 +400,15 @@ class _Trial:
             )
             new += spare[:count]
             taken += spare[:count]
-        if new and judge is not None and not judge.admits(job, [slot.pool for slot in new if slot.pool is not None]):
-            return None
+        pools = [slot.pool for slot in new if slot.pool is not None]
+        if judge is not None and pools and not judge.admits(job, pools):
+            vetoes.append(pools)
+            return []
         self._idle = [slot for slot in self._idle if not any(slot is one for one in taken)]
         if self._idle and not new and not quotas.admits(job, asked, -_capacity(self._idle)):
             taken += self._idle
             self._idle = []
+        self._vetoed.clear()
         quotas.take(job, asked, _capacity(new))
         for slot, part in found:
             slot.take(part)

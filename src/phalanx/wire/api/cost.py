@@ -84,6 +84,7 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         gpu_us: the time in GPU-microseconds, as an integer.
+        idle_gpu_hours: the part of the time in which no job held the GPUs.
         prices: for a GPU-hour, in the order in which they held.
     """
 
@@ -95,6 +96,7 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     prices: list[str]
     cost: str
     cost_cents: int
+    idle_gpu_hours: float = 0.0
 
 
 class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):

@@ -215,6 +215,7 @@ def _invoice(services: HeadServices, period: LedgerPeriod) -> InvoiceView:
                 gpu=line.key.model,
                 gpu_hours=line.amount.gpu_us / HOUR_US,
                 gpu_us=line.amount.gpu_us,
+                idle_gpu_hours=line.idle_us / HOUR_US,
                 prices=list(map(micro_text, line.prices)),
                 cost=cents_text(line.cents),
                 cost_cents=line.cents,

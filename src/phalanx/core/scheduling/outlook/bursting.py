@@ -96,7 +96,7 @@ class BurstChoice:
     @property
     def text(self) -> str:
         """Both sides and the choice."""
-        failed = "" if self.rents or self.rule.never else f"; {self.refusal} does not hold"
+        failed = "" if self.rents else f"; {self.refusal} does not hold"
         where = "there" if self.rents else "here"
         return f"{self.here_text}; {self.there_text}: chosen {where} (burst {self.rule}{failed})"
 
@@ -221,6 +221,9 @@ class BurstJudge:
             return False
         if rule is None:
             return True
+        if rule.never:
+            self._refusals[job.id] = f"its queue rents nothing (burst {rule})"
+            return False
         entry = self._scheduler.entries.get(job.id)
         here_s: float | None = NEVER  # no own node can hold it
         if entry is not None:
