@@ -3,15 +3,19 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type"
 
+import importlib.resources
 import json
+import re
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from benchmarks.clouds import azure_dialect, google_dialect
+from benchmarks.clouds import azure_dialect, google_dialect, small_dialect
 from benchmarks.clouds.cloud_faults import CloudFaults
 from benchmarks.clouds.dialect_server import DialectCall, make_dialect, serve
 from phalanx.ports.engine import MachineJoin
@@ -24,8 +28,11 @@ from phalanx.providers.google import compute as google_compute
 from phalanx.providers.google import rights
 from phalanx.providers.google.credentials import open_credentials
 from phalanx.providers.google.provider import GoogleProvider
+from phalanx.providers.http.cloud_table import read_table
+from phalanx.providers.http.provider import HttpProvider
 
 OWNER = "0123456789abcdef"
+SETTLE_S = 0.05
 
 
 class ScriptedFaults(CloudFaults):
@@ -59,6 +66,7 @@ class CloudRig:
         settings: of a pool that the cloud accepts; `template`, `zones`: likewise.
         offers: two texts of offers.
         codes: what the cloud says if there is no capacity, and no quota.
+        named: it has no tokens, and lists names only.
         right: one that the provider needs; None if keys of this cloud have none.
         spoil_credentials, drop_credentials: make them wrong, or missing; `revoke`: takes a right.
     """
@@ -67,6 +75,8 @@ class CloudRig:
         self.name, self.provider, self.dialect, self.server = name, provider, dialect, server
         self.settings, self.template, self.zones = words["settings"], words["template"], words["zones"]
         self.offers, self.codes = words["offers"], words["codes"]
+        self.named = words.get("named", False)
+        self.wrong_zone = "mars" if name == "crusoe" else "mars-central9-a"  # its table knows the form of a zone only
         self.right, self.revoke = words.get("right"), words.get("revoke")
         self.spoil_credentials, self.drop_credentials = words["spoil_credentials"], words["drop_credentials"]
         self.seen: list[DialectCall] = []  # calls, as they arrived
@@ -110,13 +120,13 @@ def head(listens=True):
 
 
 @cache
-def private_key_pem():
+def private_key_pem() -> str:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     form = serialization.PrivateFormat.PKCS8
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()).decode()
 
 
-def write_google_key(path, port, client="campaign"):
+def write_google_key(path: Path, port: int, client: str = "campaign") -> Path:
     """Write the key file of a service account whose tokens a server on this port gives."""
     path.write_text(
         json.dumps(
@@ -133,7 +143,7 @@ def write_google_key(path, port, client="campaign"):
     return path
 
 
-def google_environment(key, port):
+def google_environment(key: Path, port: int) -> dict[str, str]:
     base = f"http://127.0.0.1:{port}"
     return {
         "GOOGLE_APPLICATION_CREDENTIALS": str(key),
@@ -177,7 +187,7 @@ def _google(server, dialect, tmp_path, monkeypatch):
     )
 
 
-def azure_environment(port):
+def azure_environment(port: int) -> dict[str, str]:
     base = f"http://127.0.0.1:{port}"
     return {
         "AZURE_TENANT_ID": "campaign-tenant",
@@ -232,7 +242,60 @@ def _azure(server, dialect, tmp_path, monkeypatch):
     )
 
 
-RIGS = {"google": _google, "azure": _azure}
+SMALL: dict[str, dict[str, Any]] = {
+    "lambda": {
+        "settings": {"ssh-key": "k"},
+        "template": "gpu_1x_a10",
+        "zones": ("us-east-1", "us-west-2"),
+        "codes": ("instance-operations/launch/insufficient-capacity", "global/quota-exceeded"),
+    },
+    "runpod": {
+        "settings": {"image": "node:1"},
+        "template": "NVIDIA L4:1",
+        "zones": ("US-KS-2", "EU-RO-1"),
+        "codes": ("no capacity", "out of stock"),
+    },
+    "crusoe": {
+        "settings": {"project": small_dialect.PROJECT, "image": "node", "ssh-key": "ssh-ed25519 AAAA"},
+        "template": "l4.1x",
+        "zones": ("us-east1-a", "us-northcentral1-a"),
+        "codes": ("out_of_stock", "quota_exceeded"),
+    },
+}
+
+
+def write_small_table(name: str, folder: Path, port: int, settle_s: float) -> None:
+    """Write the table of a cloud as it is shipped, but for a server on this port and a shorter wait."""
+    text = (importlib.resources.files("phalanx.providers.http") / "tables" / f"{name}.toml").read_text()
+    text = re.sub(r'(?m)^url = "https://[^/"]+', f'url = "http://127.0.0.1:{port}', text)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / f"{name}.toml").write_text(re.sub(r"(?m)^settle_s = .*", f"settle_s = {settle_s}", text))
+
+
+def _small(name, server, dialect, tmp_path, monkeypatch):
+    write_small_table(name, tmp_path / "providers", server.server_address[1], SETTLE_S)
+    keys = read_table(name, str(tmp_path / "providers")).keys
+    for key, value in zip(keys, (small_dialect.KEY, small_dialect.SECRET), strict=False):
+        monkeypatch.setenv(key, value)
+    words = SMALL[name]
+    kind = words["template"].replace(" ", "_")
+    return CloudRig(
+        name,
+        HttpProvider(head=head(), folder=str(tmp_path / "providers")),
+        dialect,
+        server,
+        settings={"cloud": name, "virtual": "1", **words["settings"]},
+        template=words["template"],
+        zones=words["zones"],
+        offers=tuple(f"{zone} {kind} on-demand" for zone in words["zones"]),
+        codes=words["codes"],
+        spoil_credentials=lambda: monkeypatch.setenv(keys[0], "wrong"),
+        drop_credentials=lambda: monkeypatch.delenv(keys[0]),
+        named=True,
+    )
+
+
+RIGS: dict[str, Any] = {"google": _google, "azure": _azure, **{name: partial(_small, name) for name in SMALL}}
 
 
 @contextmanager

@@ -283,7 +283,14 @@ SHARDS: tuple[Shard, ...] = (
     Shard(
         title="clouds: creates under faults",
         tests=("tests/e2e/test_clouds_campaign.py",),
-        sources=("providers/aws", "controller", "core/fleet"),
+        sources=(
+            "providers/aws",
+            "providers/azure",
+            "providers/clouds",
+            "providers/google",
+            "controller",
+            "core/fleet",
+        ),
         needs=("s3-tools",),
     ),
     Shard(

@@ -33,7 +33,7 @@ _TYPES = {
 _RESOURCE = re.compile(
     rf"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers/([A-Za-z.]+)/([A-Za-z]+)(?:/([^/]+))?"
 )
-_SIZES = {
+SIZES = {
     "Standard_NC4as_T4_v3": {"vCPUs": "4", "MemoryGB": "28", "GPUs": "1"},
     "Standard_ND96isr_H100_v5": {"vCPUs": "96", "MemoryGB": "1900", "GPUs": "8"},
 }
@@ -222,7 +222,7 @@ class AzureDialect:
     def _invalid(self, body: Any) -> str:
         """Return what of the request Azure would refuse; empty if nothing."""
         properties = body["properties"]
-        if body.get("location") != LOCATION or properties["hardwareProfile"]["vmSize"] not in _SIZES:
+        if body.get("location") != LOCATION or properties["hardwareProfile"]["vmSize"] not in SIZES:
             return "location or vmSize"
         for card in properties["networkProfile"]["networkInterfaces"]:
             if ("networkInterfaces", card["id"].rpartition("/")[2]) not in self.kept:
@@ -247,7 +247,7 @@ def _skus(call: DialectCall) -> DialectAnswer:
             "restrictions": [],
             "capabilities": [{"name": key, "value": each} for key, each in has.items()],
         }
-        for name, has in _SIZES.items()
+        for name, has in SIZES.items()
     ]
     return DialectAnswer(200, {"value": value})
 

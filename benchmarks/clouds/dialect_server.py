@@ -121,6 +121,8 @@ def _control(dialect: Dialect, path: str) -> DialectAnswer:
     if path == "/cloud/calm":
         faults.faults = 0.0
     with faults.lock:
+        if path == "/cloud/count":
+            return DialectAnswer(200, {"machines": len(faults.machines)})
         body = {"machines": list(faults.machines.values()), "counts": faults.counts, "leftovers": dialect.leftovers()}
         return DialectAnswer(200, json.loads(json.dumps(body)))
 
@@ -139,9 +141,15 @@ def make_dialect(name: str, faults: CloudFaults) -> Dialect:
     """Return a dialect by its name."""
     from benchmarks.clouds.azure_dialect import AzureDialect
     from benchmarks.clouds.google_dialect import GoogleDialect
+    from benchmarks.clouds.small_dialect import SmallDialect
 
-    makers: dict[str, type[GoogleDialect | AzureDialect]] = {"google": GoogleDialect, "azure": AzureDialect}
-    return makers[name](faults)
+    match name:
+        case "google":
+            return GoogleDialect(faults)
+        case "azure":
+            return AzureDialect(faults)
+        case _:
+            return SmallDialect(name, faults)
 
 
 def serve(dialect: Dialect, port: int = 0) -> ThreadingHTTPServer:

@@ -1,8 +1,8 @@
-"""A cloud for tests: moto's server for EC2 over HTTP, with what moto lacks and a real cloud has. Runs in moto's own environment.
+"""A cloud for tests: moto's server for EC2 over HTTP, with what moto lacks and a real cloud has. Runs in moto's own environment, in
+the folder of the checkout: `build/moto/bin/python -m benchmarks.clouds.moto_cloud`.
 
 - Idempotency tokens as EC2 documents them: a repeated `RunInstances` gives the first instance, other words with the same token an error.
-- Faults, drawn from a seed: zones without capacity for a while, throttling, connections that end before or after the call was carried out, calls
-  that arrive twice or seconds later, lists that lag behind.
+- The faults of `cloud_faults.py`.
 - With `--boot`, each instance runs the script of its user data as a process of this machine after a drawn boot time. Its `shutdown` terminates the
   instance.
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -30,44 +29,44 @@ from moto.ec2.models.instances import Instance, InstanceBackend
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-LAG_S = (0.0, 0.0, 0.5, 2.0)  # until a new instance is listed
-LATE_S = (0.5, 2.0, 5.0)  # until a delayed call is carried out
+from benchmarks.clouds.cloud_faults import CloudFaults
+
+SWEEP_EVERY_S = 10.0
 FORGOTTEN_S = 180.0  # EC2: about an hour
-OUT_S = 20.0  # how long a zone has no capacity
 TRANSIENT = (
     b"<Response><Errors><Error><Code>%s</Code><Message>%s</Message></Error></Errors><RequestID>r</RequestID></Response>"
 )
 
 
-class Cloud:
+class Cloud(CloudFaults):
     """State beside moto's own."""
 
     def __init__(self, seed: int, faults: float, boot: tuple[float, float] | None) -> None:
-        self.dice, self.faults, self.boot = random.Random(seed), faults, boot
-        self.lock = threading.RLock()
+        super().__init__(seed, faults)
+        self.boot = boot
         self.reservations: dict[str, tuple[Any, tuple[Any, ...]]] = {}
-        self.visible_s: dict[str, float] = {}
-        self.machines: dict[str, dict[str, Any]] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.empty_until_s: dict[str, float] = {}
-        self.counts: dict[str, int] = {}
+        self.swept_s = 0.0
         self.port = 0
 
-    def is_listed(self, name: str, now_s: float) -> bool:
+    def is_listed(self, machine: str) -> bool:
         """Whether lists show the instance: not at once, and not for ever after its end."""
-        until_s = self.machines.get(name, {}).get("until_s")
-        forgotten = until_s is not None and time.time() > until_s + FORGOTTEN_S
-        return self.visible_s.get(name, 0.0) <= now_s and not forgotten
+        return super().is_listed(machine) and not self.is_forgotten(machine)
 
-    def count(self, what: str) -> None:
-        """Count a call or a fault, for the report."""
-        with self.lock:
-            self.counts[what] = self.counts.get(what, 0) + 1
+    def is_forgotten(self, machine: str) -> bool:
+        """Whether EC2 does not know the instance any more."""
+        until_s = self.machines.get(machine, {}).get("until_s")
+        return until_s is not None and time.time() > until_s + FORGOTTEN_S
 
-    def chance(self, share: float) -> bool:
-        """Draw whether a fault of this share happens."""
+    def sweep(self, backend: Any) -> None:
+        """Take forgotten instances out of moto, whose lists go through all of them."""
         with self.lock:
-            return self.dice.random() < share * self.faults
+            if time.monotonic() < self.swept_s + SWEEP_EVERY_S:
+                return
+            self.swept_s = time.monotonic()
+            for name, found in list(backend.reservations.items()):
+                if all(self.is_forgotten(one.id) for one in found.instances):
+                    del backend.reservations[name]
 
 
 def patch(cloud: Cloud) -> None:
@@ -89,14 +88,8 @@ def patch(cloud: Cloud) -> None:
             cloud.reservations[token] = (made, asked)
             for instance in made.instances:
                 tags = {tag["key"]: tag["value"] for tag in instance.get_tags()}
-                cloud.machines[instance.id] = {
-                    "machine": instance.id,
-                    "token": tags.get("phalanx-token", ""),
-                    "node": tags.get("phalanx-node", ""),
-                    "since_s": instance.launch_time.timestamp(),
-                    "until_s": None,
-                }
-                cloud.visible_s[instance.id] = time.monotonic() + (cloud.dice.choice(LAG_S) if cloud.faults else 0.0)
+                since_s = instance.launch_time.timestamp()
+                cloud.created(instance.id, tags.get("phalanx-token", ""), tags.get("phalanx-node", ""), since_s)
                 if cloud.boot is not None:
                     after_s = cloud.dice.uniform(*cloud.boot)
                     threading.Timer(after_s, boot, (cloud, instance, user_data)).start()
@@ -109,8 +102,8 @@ def patch(cloud: Cloud) -> None:
                 return self._state  # a second call changes nothing, also not the time of the end
         found = terminate(self, *words, **more)
         with cloud.lock:
-            if known is not None and known["until_s"] is None:
-                known["until_s"] = time.time()
+            if known is not None:
+                cloud.ended(self.id, time.time())
             process = cloud.processes.pop(self.id, None)
         if process is not None:  # the power is off: nothing of it runs on
             try:
@@ -121,10 +114,10 @@ def patch(cloud: Cloud) -> None:
         return found
 
     def described(self: Any, *words: Any, **more: Any) -> Any:
-        now_s = time.monotonic()
+        cloud.sweep(self)
         found = describe(self, *words, **more)
         for reservation in found:
-            reservation.instances = [one for one in reservation.instances if cloud.is_listed(one.id, now_s)]
+            reservation.instances = [one for one in reservation.instances if cloud.is_listed(one.id)]
         return [one for one in found if one.instances]
 
     InstanceBackend.run_instances = run_instances
@@ -203,35 +196,21 @@ class Front:
         self, action: str, words: dict[str, str], environ: dict[str, Any], body: bytes, start_response: StartResponse
     ) -> Iterable[bytes]:
         cloud = self.cloud
-        changes = action in {"RunInstances", "TerminateInstances"}
-        if cloud.chance(0.05):
-            return self._refuse("throttled", b"RequestLimitExceeded", 503, start_response)
-        if changes and cloud.chance(0.03):
-            cloud.count("lost before")
-            return _cut(environ)
-        if changes and cloud.chance(0.03):
-            cloud.count("delayed")
-            with cloud.lock:
-                late_s = cloud.dice.choice(LATE_S)
-            threading.Timer(late_s, self._moto, (dict(environ), body, lambda *_: lambda _: None)).start()
-            return _cut(environ)
-        if action == "RunInstances":
+
+        def carry_out(awaited: bool) -> Iterable[bytes]:
+            respond: Any = start_response if awaited else lambda *_: lambda _: None
             where = f"{words.get('Placement.AvailabilityZone')} {words.get('InstanceType')}"
-            with cloud.lock:
-                if cloud.empty_until_s.get(where, 0.0) < time.monotonic() and cloud.dice.random() < 0.02 * cloud.faults:
-                    cloud.empty_until_s[where] = time.monotonic() + OUT_S
-                empty = cloud.empty_until_s.get(where, 0.0) > time.monotonic()
-            token = words.get("ClientToken", "")
-            if empty and token not in cloud.reservations:
-                return self._refuse("no capacity", b"InsufficientInstanceCapacity", 500, start_response)
-        if changes and cloud.chance(0.03):
-            cloud.count("arrived twice")
-            self._moto(dict(environ), body, lambda *_: lambda _: None)
-        answer = self._moto(environ, body, start_response)
-        if changes and cloud.chance(0.05):
-            cloud.count("lost after")
-            return _cut(environ)
-        return answer
+            fresh = action == "RunInstances" and words.get("ClientToken", "") not in cloud.reservations
+            if fresh and cloud.is_empty(where):
+                return self._refuse("no capacity", b"InsufficientInstanceCapacity", 500, respond)
+            return self._moto(dict(environ), body, respond)
+
+        answer = cloud.deliver(
+            carry_out,
+            lambda: self._refuse(None, b"RequestLimitExceeded", 503, start_response),
+            changes=action in {"RunInstances", "TerminateInstances"},
+        )
+        return _cut(environ) if answer is None else answer
 
     def _moto(self, environ: dict[str, Any], body: bytes, start_response: Any) -> Iterable[bytes]:
         from io import BytesIO
@@ -243,10 +222,11 @@ class Front:
             start_response("400 Bad Request", [("Content-Type", "text/xml")])
             return [TRANSIENT % (error.code.encode(), error.message.encode())]
 
-    def _refuse(self, what: str, code: bytes, status: int, start_response: StartResponse) -> Iterable[bytes]:
-        self.cloud.count(what)
+    def _refuse(self, what: str | None, code: bytes, status: int, start_response: StartResponse) -> Iterable[bytes]:
+        if what is not None:
+            self.cloud.count(what)
         start_response(f"{status} Error", [("Content-Type", "text/xml")])
-        return [TRANSIENT % (code, what.encode())]
+        return [TRANSIENT % (code, code)]
 
     def _control(self, path: str, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         cloud = self.cloud
@@ -262,7 +242,8 @@ class Front:
         if path == "/cloud/calm":
             cloud.faults = 0.0
         with cloud.lock:
-            body = json.dumps({"machines": list(cloud.machines.values()), "counts": cloud.counts})
+            machines: Any = len(cloud.machines) if path == "/cloud/count" else list(cloud.machines.values())
+            body = json.dumps({"machines": machines, "counts": cloud.counts})
         start_response("200 OK", [("Content-Type", "application/json")])
         return [body.encode()]
 

@@ -270,6 +270,22 @@ def test_a_machine_that_its_provider_has_forgotten_has_a_line_with_an_unknown_en
     assert [line.facts for line in lines] == [{"machine": own.machine, "since_s": T + 5.0, "until_s": 0.0}]
 
 
+def test_an_order_that_was_stopped_with_the_head_is_over_and_is_charged():
+    steps = CloudSteps()
+    steps.started()
+    charged = ChargedMachine(machine="i-1", since_s=T + 5.0, until_s=T + 65.0)
+    reports = [
+        steps.answered(ProviderOutcome.ENDED, why="it was stopped with the head"),
+        steps.answered(ProviderOutcome.STOPPED, stopped=(charged,)),
+    ]
+    done = steps.controller.step(steps.time(), reports)
+    steps.controller.committed(done, steps.time())
+    assert NodeId("p-0") not in steps.world.pool_nodes
+    lines = [line for line in done.change.history if line.kind == "machine_ended"]
+    assert [line.facts["machine"] for line in lines] == ["i-1"]
+    assert steps.world.node_pools[PoolId("p")].failures == 0
+
+
 def test_an_order_with_an_unanswered_call_never_goes_on_to_another_offer():
     steps = CloudSteps()
     steps.step(PutNodePool(pool=cloud_pool()), steps.submit(1))

@@ -12,7 +12,7 @@ from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.reports import MachinesListed, ProviderOutcome
-from phalanx.ports.provider import CallUnanswered, OfferRefused, StrayMachine
+from phalanx.ports.provider import CallUnanswered, EndedOrder, OfferRefused
 from tests.contract.records import node_pool, pool_node
 
 WAIT_S = 60.0  # a guard against hangs
@@ -182,10 +182,14 @@ def test_calls_of_different_orders_are_carried_out_together_and_those_of_one_in_
     assert provider.calls.index(("start", "p-0")) < provider.calls.index(("stop", "p-0"))
 
 
-def test_a_stray_that_is_stopped_with_the_head_is_recorded_before_the_head_ends():
+def test_what_is_stopped_with_the_head_is_recorded_before_the_head_ends():
     provider, told = SlowProvider(), []
     charged = ChargedMachine(machine="i-9", since_s=1.0, until_s=9.0)
-    provider.close = Mock(return_value=[StrayMachine(node_id=NodeId("p-9"), token="x", charged=charged)])  # type: ignore[method-assign]
+    orders = [
+        EndedOrder(node_id=NodeId("p-9"), token="x", stopped=(charged,), stray=True),
+        EndedOrder(node_id=NodeId("p-1"), token="y"),
+    ]
+    provider.close = Mock(return_value=orders)  # type: ignore[method-assign]
     pool = replace(node_pool(), provider="slow")
     written = Future[Any]()
     threading.Timer(0.05, written.set_result, ([],)).start()
@@ -202,4 +206,8 @@ def test_a_stray_that_is_stopped_with_the_head_is_recorded_before_the_head_ends(
         threading.Event().wait(0.01)
     calls.close(keep_nodes=False)
     assert written.done()
-    assert [(one.machine, one.stopped) for one in told[2:]] == [("i-9", (charged,))]
+    assert [(one.node_id, one.outcome, one.machine, one.stopped) for one in told[2:]] == [
+        ("p-9", ProviderOutcome.STOPPED, "i-9", (charged,)),
+        ("p-1", ProviderOutcome.ENDED, "", ()),
+        ("p-1", ProviderOutcome.STOPPED, "", ()),
+    ]

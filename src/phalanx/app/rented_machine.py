@@ -2,8 +2,8 @@
 
 It joins the head, runs the node, and switches the machine off when the head has no use for it, has been silent for too long, or refuses it: a
 machine that is not needed must not be paid for, also if the head is gone for good. If its cloud announces that it will take the machine back, it
-tells the head, which drains the node. The join token is in PHALANX_JOIN_TOKEN. In PHALANX_POWER_OFF a test names another command than the one that
-switches the machine off, and in PHALANX_METADATA_URL another address of the metadata service.
+tells the head, which drains the node. The join token is in PHALANX_JOIN_TOKEN. PHALANX_POWER_OFF names another command than `shutdown`, for
+machines that end in another way; in PHALANX_METADATA_URL a test names another address of the metadata service.
 """
 
 from __future__ import annotations

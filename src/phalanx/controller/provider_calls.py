@@ -21,7 +21,7 @@ from phalanx.core.fleet.node_pool import NodePool, PoolNode
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.reports import MachinesListed, NodeDied, ProviderOutcome, ProviderReported, Report
-from phalanx.ports.provider import CallUnanswered, LostNode, NodeOrder, NodeProvider, OfferRefused, StrayMachine
+from phalanx.ports.provider import CallUnanswered, EndedOrder, LostNode, NodeOrder, NodeProvider, OfferRefused
 
 OBSERVE_EVERY_S: Final = 0.2
 CLOSE_WAIT_S: Final = 30.0
@@ -96,24 +96,25 @@ class ProviderCalls:
             if worker.provider is not None:
                 self._record(worker.provider.close(keep_nodes=keep_nodes) or ())
 
-    def _record(self, strays: Sequence[StrayMachine]) -> None:
-        """Wait until what these machines are charged for is recorded: the head ends."""
-        reports = [
-            ProviderReported(
-                node_id=one.node_id,
-                token=one.token,
-                outcome=ProviderOutcome.STOPPED,
-                machine=one.charged.machine,
-                stopped=(one.charged,),
-            )
-            for one in strays
-        ]
+    def _record(self, ended: Sequence[EndedOrder]) -> None:
+        """Wait until it is recorded that these orders are over, and what they are charged for: the head ends."""
+        reports: list[Report] = []
+        for one in ended:
+            report = partial(ProviderReported, node_id=one.node_id, token=one.token)
+            if one.stray:
+                reports += [
+                    report(outcome=ProviderOutcome.STOPPED, machine=charged.machine, stopped=(charged,))
+                    for charged in one.stopped
+                ]
+            else:
+                reports.append(report(outcome=ProviderOutcome.ENDED, why="it was stopped with the head"))
+                reports.append(report(outcome=ProviderOutcome.STOPPED, stopped=tuple(one.stopped)))
         recorded = self._report(reports) if reports else None
         if isinstance(recorded, Future):
             try:
                 recorded.result(timeout=CLOSE_WAIT_S)
             except (PhalanxError, TimeoutError) as error:
-                _log.error("machines without an order were stopped, but not recorded: %s", error)
+                _log.error("machines were stopped with the head, but that was not recorded: %s", error)
 
     def _worker(self, name: str) -> _Worker:
         if name not in self._workers:

@@ -111,12 +111,18 @@ class LeavingNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StrayMachine:
-    """A machine that no order has, and that was stopped; `token` and `node_id`: of its order, by its tags."""
+class EndedOrder:
+    """An order whose machines were stopped with the head: it is over, and the next head does not repeat it.
+
+    Attributes:
+        stopped: its machines, and what they are charged for.
+        stray: it is no order of which the provider was told, but that of a machine in the list, by its tags.
+    """
 
     node_id: NodeId
     token: str
-    charged: ChargedMachine
+    stopped: Sequence[ChargedMachine] = ()
+    stray: bool = False
 
 
 class NodeProvider(Protocol):
@@ -185,10 +191,10 @@ class NodeProvider(Protocol):
         """
         ...
 
-    def close(self, *, keep_nodes: bool) -> Sequence[StrayMachine]:
+    def close(self, *, keep_nodes: bool) -> Sequence[EndedOrder]:
         """Stop watching; unless `keep_nodes`, stop every node and every other machine of this head.
 
-        Returns those machines that no order has of which the provider was told: no later call reports what they are charged for.
+        Returns what it has stopped for certain. All other orders are repeated or stopped by the next head.
         """
         ...
 

@@ -14,6 +14,7 @@ _BUILT_IN: Final = {
     "azure": "phalanx.providers.azure.provider:AzureProviderType",
     "command": "phalanx.providers.command.provider:CommandProviderType",
     "google": "phalanx.providers.google.provider:GoogleProviderType",
+    "http": "phalanx.providers.http.provider:HttpProviderType",
     "virtual": "phalanx.providers.virtual.provider:VirtualProviderType",
 }
 

@@ -148,6 +148,9 @@ def apply_outcome(context: StepContext, report: ProviderReported) -> None:
             # The start of a requested node is repeated anyway.
             if member.state is not PoolNodeState.REQUESTED and not member.given_up:
                 _give_up(context, member, report.why)
+        case ProviderOutcome.ENDED:
+            if not member.given_up:
+                _leave(context, member.enters(PoolNodeState.DOWN, now_s, report.why, given_up=True))
         case ProviderOutcome.STOPPED:
             if member.leaving and not context.world.attempts_on(member.id):
                 _charge(context, member, report)

@@ -294,7 +294,8 @@ class AttemptReclaimed:
 class ProviderOutcome(enum.StrEnum):
     """What a provider reports of an order: it is being started, could not be, is stopped, will end soon, or ended by itself.
 
-    REFUSED: the offer brings no node now, and nothing was started. UNANSWERED: the call may have been carried out or not.
+    REFUSED: the offer brings no node now, and nothing was started. UNANSWERED: the call may have been carried out or not. ENDED: it was stopped
+    with the head, and is over.
     """
 
     STARTED = "started"
@@ -304,6 +305,7 @@ class ProviderOutcome(enum.StrEnum):
     LOST = "lost"
     REFUSED = "refused"
     UNANSWERED = "unanswered"
+    ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

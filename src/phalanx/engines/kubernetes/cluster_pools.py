@@ -27,7 +27,7 @@ from phalanx.engines.kubernetes.resident_setup import create_resident_pods
 from phalanx.engines.kubernetes.rest import KubernetesApi
 from phalanx.engines.kubernetes.rights import RIGHTS
 from phalanx.ports.engine import EngineContext
-from phalanx.ports.provider import CloudRight, CloudRights, LeavingNode, LostNode, NodeOrder, PoolTerms, StrayMachine
+from phalanx.ports.provider import CloudRight, CloudRights, EndedOrder, LeavingNode, LostNode, NodeOrder, PoolTerms
 
 TEMPLATE_FOLDER: Final = "pod-templates"  # of the state folder
 OPEN_AGAIN_S: Final = 30.0
@@ -136,7 +136,7 @@ class ClusterPools:
         ]
         return CloudRights(rights=rights, policy=head_setup.setup_yaml(options))
 
-    def close(self, *, keep_nodes: bool) -> Sequence[StrayMachine]:
+    def close(self, *, keep_nodes: bool) -> Sequence[EndedOrder]:
         """Stop following; unless `keep_nodes`, delete all pods."""
         with self._guard:
             clusters = list(self._clusters.values())

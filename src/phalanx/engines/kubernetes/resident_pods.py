@@ -37,11 +37,11 @@ from phalanx.engines.kubernetes.watch import ObjectWatch
 from phalanx.ports.provider import (
     CallUnanswered,
     CloudRights,
+    EndedOrder,
     LeavingNode,
     LostNode,
     NodeOrder,
     PoolTerms,
-    StrayMachine,
 )
 from phalanx.wire.resident import (
     ADDRESS_VARIABLE,
@@ -242,7 +242,7 @@ class ResidentPods:
         del settings
         raise BadRequest("the rights of this provider are those of the engine, which checks them when the head starts")
 
-    def close(self, *, keep_nodes: bool) -> Sequence[StrayMachine]:
+    def close(self, *, keep_nodes: bool) -> Sequence[EndedOrder]:
         """Stop following; unless `keep_nodes`, delete the pods and their Secrets."""
         for watch in self._watches:
             watch.close()

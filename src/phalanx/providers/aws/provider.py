@@ -23,6 +23,7 @@ from phalanx.ports.engine import EngineContext
 from phalanx.ports.provider import (
     CallUnanswered,
     CloudRights,
+    EndedOrder,
     LostNode,
     NodeOrder,
     NodeProvider,
@@ -30,7 +31,6 @@ from phalanx.ports.provider import (
     PoolTerms,
     ProviderType,
     StartedMachine,
-    StrayMachine,
 )
 from phalanx.providers.aws import ec2
 from phalanx.providers.aws.pool_terms import (
@@ -195,26 +195,39 @@ class AwsProvider:
         policy = least_policy(self._owner, passes_role=bool(settings.get("instance-profile")))
         return CloudRights(rights=check_rights(account, settings.get("image", "")), policy=policy)
 
-    def close(self, *, keep_nodes: bool) -> Sequence[StrayMachine]:
-        """Unless `keep_nodes`, terminate the instances, by one list and one call for each region; their orders stay."""
-        regions = {} if keep_nodes else {parse_account(one.settings): one.settings for one in self._seen.values()}
-        strays: list[StrayMachine] = []
-        for account, settings in regions.items():
+    def close(self, *, keep_nodes: bool) -> Sequence[EndedOrder]:
+        """Unless `keep_nodes`, terminate the instances, by one list and one call for each region."""
+        orders = [] if keep_nodes else list(self._seen.values())
+        ended: list[EndedOrder] = []
+        for account, settings in {parse_account(one.settings): one.settings for one in orders}.items():
             try:
-                known = {one.known_machine for one in self._seen.values() if parse_account(one.settings) == account}
-                listed = {one.machine: one for one in self.machines(settings)}
-                left = sorted({one for one in {*listed, *known} - {""} if one not in listed or not listed[one].ended})
-                for charged in self._terminate(account, left) if left else ():
-                    one = listed.get(charged.machine)
-                    if one is not None and one.token not in self._seen:
-                        strays.append(StrayMachine(node_id=one.node_id, token=one.token, charged=charged))
+                ended += self._end_region(
+                    account, settings, [one for one in orders if parse_account(one.settings) == account]
+                )
             except OSError as error:
                 _log.error("instances in %s run until they end themselves: %s", account.region, error)
-        return strays
+        return ended
 
     @property
     def _owner(self) -> str:
         return self.head.derive_id("provider owner")[:16]
+
+    def _end_region(
+        self, account: AccountTerms, settings: Mapping[str, str], orders: Sequence[NodeOrder]
+    ) -> Sequence[EndedOrder]:
+        """Terminate all instances of a region. Orders without one are left to the next head: a list may lag behind their start."""
+        listed = {one.machine: one for one in self.machines(settings)}
+        by_machine = {one.known_machine: one for one in orders if one.known_machine}
+        due = sorted(name for name in {*listed, *by_machine} if name not in listed or not listed[name].ended)
+        tokens = {one.token for one in orders}
+        found: dict[str, EndedOrder] = {}
+        for charged in self._terminate(account, due) if due else ():
+            one = listed.get(charged.machine) or by_machine[charged.machine]
+            stopped = (*found[one.token].stopped, charged) if one.token in found else (charged,)
+            found[one.token] = EndedOrder(
+                node_id=one.node_id, token=one.token, stopped=stopped, stray=one.token not in tokens
+            )
+        return list(found.values())
 
     def _request(self, order: NodeOrder, terms: InstanceTerms) -> dict[str, Any]:
         """Return the arguments of `run_instances`: the same for the same order and offer."""

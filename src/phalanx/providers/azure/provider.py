@@ -22,6 +22,7 @@ from phalanx.ports.engine import EngineContext
 from phalanx.ports.provider import (
     CallUnanswered,
     CloudRights,
+    EndedOrder,
     LostNode,
     NodeOrder,
     NodeProvider,
@@ -29,7 +30,6 @@ from phalanx.ports.provider import (
     PoolTerms,
     ProviderType,
     StartedMachine,
-    StrayMachine,
 )
 from phalanx.providers.azure import arm
 from phalanx.providers.azure.machine_request import (
@@ -205,8 +205,8 @@ class AzureProvider:
         except OSError as error:
             raise BadRequest(f"Azure does not answer: {error}") from error
 
-    def close(self, *, keep_nodes: bool) -> Sequence[StrayMachine]:
-        """Unless `keep_nodes`, delete the machines; their orders stay."""
+    def close(self, *, keep_nodes: bool) -> Sequence[EndedOrder]:
+        """Unless `keep_nodes`, delete the machines."""
         return () if keep_nodes else stop_everything(self, list(self._seen.values()), parse_group)
 
     @property

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, Protocol
 
 from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine
-from phalanx.ports.provider import NodeOrder, StrayMachine
+from phalanx.ports.provider import CallUnanswered, EndedOrder, NodeOrder
 
 THREADS: Final = 8
+TRIES: Final = 3
+PAUSE_S: Final = 0.5
 _log = logging.getLogger("phalanx.providers")
 
 
@@ -29,46 +32,50 @@ class StoppingProvider(Protocol):
 
 def stop_everything(
     provider: StoppingProvider, orders: Iterable[NodeOrder], account_of: Callable[[Mapping[str, str]], Hashable]
-) -> Sequence[StrayMachine]:
-    """Stop every machine of the accounts of these orders, several at a time; return those that no order has.
+) -> Sequence[EndedOrder]:
+    """Stop all these orders, and every other machine of their accounts, several at a time; return what was stopped for certain.
 
     Args:
         provider: whose machines they are.
-        orders: all of which the provider was told.
+        orders: all of which the provider was told. One without a listed machine is stopped too: a list may lag behind a start.
         account_of: which settings reach the same machines.
     """
     known = {order.token: order for order in orders}
-    accounts = {account_of(order.settings): order.settings for order in known.values()}
-    found: list[StrayMachine] = []
+    due = list(known.values())
+    accounts = {account_of(order.settings): order.settings for order in due}
     for account, settings in accounts.items():
-        own = [order for order in known.values() if account_of(order.settings) == account]
         try:
-            listed = [one for one in provider.machines(settings) if not one.ended]
+            listed = provider.machines(settings)
         except OSError as error:
-            _log.error("the list of %s failed, so only known machines are stopped: %s", account, error)
-            listed = []
-        strays = [one for one in listed if one.token not in known]
-        names = {one.machine for one in listed}
-        tokens = {one.token for one in listed}
-        # A list may lag behind a start: machines that only an answer named are stopped too.
-        due = [one for one in own if one.token in tokens or (one.known_machine and one.known_machine not in names)]
-        with ThreadPoolExecutor(THREADS) as threads:
-            list(threads.map(partial(_stop, provider), due))
-            for charged in threads.map(partial(_stop_stray, provider, settings), strays):
-                found += charged
-    return found
+            _log.error("the list of %s failed, so only known orders are stopped: %s", account, error)
+            continue
+        due += [
+            NodeOrder(
+                node_id=one.node_id,
+                token=one.token,
+                template="",
+                offer=one.offer,
+                settings=settings,
+                machine=one.machine,
+            )
+            for one in listed
+            if one.token not in known and not one.ended
+        ]
+    with ThreadPoolExecutor(THREADS) as threads:
+        return [one for one in threads.map(partial(_stop, provider), due) if one is not None]
 
 
-def _stop(provider: StoppingProvider, order: NodeOrder) -> Sequence[ChargedMachine]:
-    try:
-        return provider.stop(order)
-    except OSError as error:
-        _log.error("the machine of %s runs until it ends itself: %s", order.node_id, error)
-        return ()
-
-
-def _stop_stray(provider: StoppingProvider, settings: Mapping[str, str], one: ListedMachine) -> Sequence[StrayMachine]:
-    order = NodeOrder(
-        node_id=one.node_id, token=one.token, template="", offer=one.offer, settings=settings, machine=one.machine
-    )
-    return [StrayMachine(node_id=one.node_id, token=one.token, charged=charged) for charged in _stop(provider, order)]
+def _stop(provider: StoppingProvider, order: NodeOrder) -> EndedOrder | None:
+    """Stop an order, or one machine of it; None if that is not certain."""
+    for _ in range(TRIES):
+        try:
+            stopped = tuple(provider.stop(order))
+        except CallUnanswered as error:
+            _log.warning("the stop of %s was not answered: %s", order.node_id or order.machine, error)
+            time.sleep(PAUSE_S)
+        except OSError as error:
+            _log.error("the machine of %s runs until it ends itself: %s", order.node_id or order.machine, error)
+            return None
+        else:
+            return EndedOrder(node_id=order.node_id, token=order.token, stopped=stopped, stray=bool(order.machine))
+    return None

@@ -39,8 +39,18 @@ sys.exit("phalanx: the head gives no program")
 """
 
 
+SHUT_DOWN: Final = "shutdown -h now"
+
+
 def start_script(
-    node_id: NodeId, join: MachineJoin, *, silence_s: float, notices: str, virtual: int = 0, setup: str = ""
+    node_id: NodeId,
+    join: MachineJoin,
+    *,
+    silence_s: float,
+    notices: str,
+    virtual: int = 0,
+    setup: str = "",
+    power_off: str = "",
 ) -> str:
     """Return the script. The same order gives the same text, as an idempotency token demands.
 
@@ -53,9 +63,11 @@ def start_script(
         notices: the cloud whose notices the machine reads, as in `node.probes.spot_notices`; empty for none.
         virtual: it joins with so many virtual devices; 0 for its GPUs.
         setup: a shell command that runs before it joins.
+        power_off: a command by which it ends itself; empty for `shutdown`.
     """
     # Without quotes, an empty line of `setup` would be a syntax error.
     before = f"({setup})" if setup else ":"
+    ending = f" PHALANX_POWER_OFF={shlex.quote(power_off)}" if power_off else ""
     words = [
         *("--head", join.address, "--fingerprint", join.fingerprint, "--name", node_id),
         *("--silence", f"{silence_s:g}"),
@@ -64,12 +76,12 @@ def start_script(
     ]
     return f"""#!/bin/sh
 # Node {node_id} of Phalanx. The machine ends itself when its head has no use for it, or is silent for {silence_s:g} s.
-export HOME="${{HOME:-/root}}" PHALANX_JOIN_TOKEN={shlex.quote(join.token)}
+export HOME="${{HOME:-/root}}" PHALANX_JOIN_TOKEN={shlex.quote(join.token)}{ending}
 files="$HOME/.phalanx-files"
 run() {{ if [ -e "$files/start.py" ]; then python3 "$files/start.py" "$@"; else python3 -m "$@"; fi; }}
 fetch() {{ python3 - {shlex.join([join.address, join.fingerprint])} "$files" <<'END'
 {_FETCH}END
 }}
 {before} && {{ python3 -c 'import phalanx' 2>/dev/null || fetch; }} && run phalanx.app.rented_machine {shlex.join(words)}
-exec shutdown -h now
+exec {power_off or SHUT_DOWN}
 """

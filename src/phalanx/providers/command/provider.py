@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import signal
-import stat
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,6 +27,7 @@ from phalanx.ports.engine import EngineContext
 from phalanx.ports.provider import (
     CallUnanswered,
     CloudRights,
+    EndedOrder,
     LostNode,
     NodeOrder,
     NodeProvider,
@@ -35,8 +35,8 @@ from phalanx.ports.provider import (
     PoolTerms,
     ProviderType,
     StartedMachine,
-    StrayMachine,
 )
+from phalanx.providers.clouds.own_files import check_own_file
 
 NAME: Final = "command"
 DEADLINE_S: Final = 60.0  # of one call, unless the pool has the setting `deadline`
@@ -182,14 +182,15 @@ class CommandProvider:
         del settings
         raise BadRequest(f"provider {NAME} has no credentials to check")
 
-    def close(self, *, keep_nodes: bool) -> Sequence[StrayMachine]:
-        """Unless `keep_nodes`, stop the machines; their orders stay."""
+    def close(self, *, keep_nodes: bool) -> Sequence[EndedOrder]:
+        """Unless `keep_nodes`, stop the machines."""
+        ended = []
         for order in [] if keep_nodes else list(self._seen.values()):
             try:
-                self.stop(order)
+                ended.append(EndedOrder(node_id=order.node_id, token=order.token, stopped=self.stop(order)))
             except OSError as error:
                 _log.error("the machine of %s may run on: %s", order.node_id, error)
-        return ()
+        return ended
 
     @property
     def _owner(self) -> str:
@@ -218,17 +219,7 @@ class CommandProvider:
                 f"the setting script is {name[:80]!r}, not the name of a file in {self.folder}", hint="script=NAME"
             )
         path = os.path.join(self.folder, name)
-        for one in (self.folder, path):
-            try:
-                found = os.stat(one)
-            except OSError as error:
-                raise BadRequest(
-                    f"{one}: {error.strerror}", hint="put the script there, on the head's machine"
-                ) from error
-            if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise BadRequest(
-                    f"{one} can be changed by others than the account of the head", hint=f"chmod go-w {one}"
-                )
+        check_own_file(path)
         if not os.access(path, os.X_OK) or not os.path.isfile(path):
             raise BadRequest(f"{path} is not an executable file", hint=f"chmod u+x {path}")
         return path

@@ -23,13 +23,13 @@ from phalanx.ports.engine import EngineContext
 from phalanx.ports.provider import (
     CallUnanswered,
     CloudRights,
+    EndedOrder,
     LostNode,
     NodeOrder,
     NodeProvider,
     PoolTerms,
     ProviderType,
     StartedMachine,
-    StrayMachine,
 )
 from phalanx.providers.clouds.closing import stop_everything
 from phalanx.providers.clouds.offers import MachineShape, node_shape, parse_zone_offer
@@ -144,8 +144,10 @@ class GoogleProvider:
                 raise
             # An earlier call with other words, such as another address of the head, has made it.
         instance = self._find(project, zone, machine or instance_name(order))
+        if instance is None and machine:
+            raise OSError(f"instance {machine} in {zone} has ended already")
         if instance is None:
-            raise CallUnanswered(f"Google has made the instance in {zone}, but does not find it")
+            raise CallUnanswered(f"Google has an instance of this name in {zone}, but does not find it")
         if str(instance.get("status")) in _ENDED:
             raise OSError(f"instance {instance['name']} has ended: {instance.get('statusMessage', '')}")
         found = f"{zone}/{instance['id']}"
@@ -195,8 +197,8 @@ class GoogleProvider:
         except OSError as error:
             raise BadRequest(f"Google does not answer: {error}") from error
 
-    def close(self, *, keep_nodes: bool) -> Sequence[StrayMachine]:
-        """Unless `keep_nodes`, delete the instances; their orders stay."""
+    def close(self, *, keep_nodes: bool) -> Sequence[EndedOrder]:
+        """Unless `keep_nodes`, delete the instances."""
         return () if keep_nodes else stop_everything(self, list(self._seen.values()), parse_project)
 
     @property

@@ -28,13 +28,13 @@ from phalanx.planner.facts.gpus import find_gpu
 from phalanx.ports.engine import EngineContext, LocalNode
 from phalanx.ports.provider import (
     CloudRights,
+    EndedOrder,
     LostNode,
     NodeOrder,
     NodeProvider,
     PoolTerms,
     ProviderType,
     StartedMachine,
-    StrayMachine,
 )
 
 NAME: Final = "virtual"
@@ -176,7 +176,7 @@ class VirtualProvider:
         del settings
         raise BadRequest(f"provider {NAME} has no credentials to check")
 
-    def close(self, *, keep_nodes: bool) -> Sequence[StrayMachine]:
+    def close(self, *, keep_nodes: bool) -> Sequence[EndedOrder]:
         """Stop watching; unless `keep_nodes`, stop the nodes, whose orders stay."""
         self.engine.close(keep_nodes=keep_nodes)
         return ()

@@ -1,0 +1,1 @@
+"""Nodes on smaller clouds, each described by a table."""
