@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"```console(?: (?P<most>\d+))?\n\$ phalanx (?P<words>[^\n]+)\n(?P<shown>.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["planner.md", "planner-70b.md"])
+@pytest.mark.parametrize("page", ["planner.md", "planner-70b.md", "serving-plan.md"])
 def test_page_shows_what_is_printed(page, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PHALANX_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "120")

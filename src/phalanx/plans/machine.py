@@ -90,6 +90,19 @@ def machine_from_options(options: Mapping[str, Any], tables: FactTables, notes: 
     )
 
 
+def node_of_kind(name: str, count: int, options: Mapping[str, Any], tables: FactTables, notes: list[str]) -> Machine:
+    """Build one node with `count` GPUs of the row `name` of the table; the other arguments are those of `machine_from_options`.
+
+    Raises:
+        BadRequest: as `machine_from_options`.
+    """
+    from phalanx.planner.facts.machines import build_machine
+
+    request = GpuRequest(total=count, nodes=1, per_node=count, model=name)
+    priced = _price(options)
+    return build_machine(request, **_network(options["network"]), **priced, tables=tables, notes=notes)
+
+
 def machine_from_head(head: PlannedFleet, options: Mapping[str, Any], tables: FactTables, notes: list[str]) -> Machine:
     """Build the machine from the head's fleet, or the part that `--gpus` names: the largest group of equal nodes of one model.
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import click
 
-from phalanx.cli.option_types import GPUS
-from phalanx.cli.plan.amount_types import BATCH, SEQ, TOKENS, USD
+from phalanx.cli.plan.amount_types import BATCH, PLANNED_GPUS, SEQ, TOKENS, USD
+from phalanx.cli.plan.serving_options import print_serving_plan, refuse_without_serve, serving_options
 from phalanx.cli.terminal import terminal
 from phalanx.core.errors import BadRequest
 
@@ -23,9 +23,9 @@ TOP_DEFAULT: Final = 5
 @click.option(
     "-g",
     "--gpus",
-    type=GPUS,
+    type=PLANNED_GPUS,
     metavar="GPUS",
-    help="4xh100:8, a100-80gb:8, h200:64; with --fleet here the part of it to use.",
+    help="4xh100:8, a100-80gb:8, h200:64; with --fleet here the part of it to use; with --serve also h100 for any number.",
 )
 @click.option(
     "--fleet",
@@ -50,7 +50,8 @@ TOP_DEFAULT: Final = 5
 @click.option(
     "--precision",
     metavar="NAME",
-    help="Precision of matrix products: bf16, fp16, fp8 or fp32. [default: the fastest of the GPU except fp8]",
+    help="Precision of matrix products: bf16, fp16, fp8 or fp32; with --serve of weights, also int4. "
+    "[default: the fastest of the GPU except fp8]",
 )
 @click.option(
     "--stack", metavar="NAME", help="Training program to plan for: fsdp2-compile, megatron-core, deepspeed, ..."
@@ -91,9 +92,10 @@ TOP_DEFAULT: Final = 5
     help="Draw the placement and the timeline of a step: FILE.html, .svg or .png.",
 )
 @click.option("--save", "save_path", metavar="FILE.json", help="Save the plan for `phalanx run --plan FILE.json`.")
+@serving_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def plan(**options: Any) -> int:
-    """Compute whether MODEL fits, its best layout, the training time and the cost.
+    """Compute whether MODEL fits, its best layout, the training time and the cost; with --serve, the GPUs that answer users in time.
 
     MODEL is a name (llama-3-70b, mixtral-8x7b), a config.json, or sizes (layers=32,hidden=4096,heads=32,vocab=32000).
     Exits with code 1 if the model does not fit.
@@ -102,12 +104,16 @@ def plan(**options: Any) -> int:
     phalanx plan llama-3-70b --gpus 4xh100:8 --tokens 300B
     phalanx plan llama-3-70b --gpus a100-80gb:8 --method lora --explain
     phalanx plan config.json --fleet here --save best.json
+    phalanx plan llama-3-70b --serve --users 200 --in 2000 --out 500 --ttft 500ms
     """  # noqa: D301  # \b is a click marker
     from phalanx.cli.list_output import to_json
     from phalanx.cli.plan.answer import plan_answer
     from phalanx.plans.records import as_json
 
     _check_outputs(options)
+    if options["serve"]:
+        return print_serving_plan(options)
+    refuse_without_serve(options)
     answer = plan_answer(options)
     text = to_json(as_json(answer), indent=2) if options["as_json"] or options["save_path"] else ""
     if options["save_path"]:
