@@ -44,6 +44,9 @@ OPTIONS_OF_OTHERS = {  # of sbatch and of programs that the engines start
 # An engine declares its options of `phalanx up`, checks them and names them in its refusals.
 OPTIONS_OF_ENGINES = {
     f"engines/{engine}/{file}.py" for engine in ("kubernetes", "ray", "slurm") for file in ("engine_type", "head_setup")
+} | {
+    "engines/kubernetes/cluster_pools.py",  # a provider, which refuses in the words of `pools add`
+    "engines/kubernetes/head_manifests.py",  # the command line of a head in the cluster
 }
 MENTION = re.compile(r"\bphalanx ([a-z][a-z-]*(?: [a-z]+)?)([^;,`]*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")

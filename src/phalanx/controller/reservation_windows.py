@@ -131,7 +131,7 @@ def drain_nodes(context: StepContext, reservation: Reservation) -> None:
         context.change.put(replace(node, cordon=cordon, changed_s=context.now.wall_s))
         text = f"{node_id} is drained by {reservation.by}: {why}"
         context.add_history("drained", text, node_id=node_id, by=reservation.by)
-        context.stop_jobs_on(node_id, by=reservation.by)
+        context.stop_jobs_on(node_id, by=reservation.by, why=why)
     context.change.put(replace(reservation, begun=True, ended=True))
 
 

@@ -182,12 +182,13 @@ class StepContext:
                 text += "; it returns to service when it has room"
             self.add_history("drained" if fault.drain else "kept_out", text, node_id=node.id, by=fault.by)
             if fault.drain:
-                self.stop_jobs_on(node.id, by=fault.by)
+                self.stop_jobs_on(node.id, by=fault.by, why=fault.why)
 
-    def stop_jobs_on(self, node_id: NodeId, *, by: str) -> None:
-        """Stop the jobs on a drained node; they save and are placed elsewhere."""
+    def stop_jobs_on(self, node_id: NodeId, *, by: str, why: str) -> None:
+        """Stop the jobs on a drained node; they save and are placed elsewhere. `why` it is drained; may be empty."""
+        text = f"{node_id} is drained: {why}" if why else f"{node_id} is drained"
         for attempt in self.world.attempts_on(node_id):
-            self.apply_event(attempt.job_id, StopRequested(cause=EndCause.DRAINED, why=f"{node_id} is drained", by=by))
+            self.apply_event(attempt.job_id, StopRequested(cause=EndCause.DRAINED, why=text, by=by))
 
     def add_marks(self, *marks: FaultMark) -> None:
         """Count failures against nodes. `update_bad_nodes` evaluates the fleet once for all marks of a step: a whole rack may fail at once."""

@@ -119,5 +119,5 @@ def _cordon(context: StepContext, node: Node, request: CordonNode) -> Node:
         word = "drained" if request.drain else "cordoned"
         context.add_history(word, f"{node.id} is {word} by {request.by}: {request.why}", node_id=node.id, by=request.by)
         if request.drain:
-            context.stop_jobs_on(NodeId(node.id), by=request.by)
+            context.stop_jobs_on(NodeId(node.id), by=request.by, why=request.why)
     return node

@@ -446,7 +446,7 @@ def _leave(context: StepContext, member: PoolNode) -> None:
     node = context.world.nodes.get(member.id)
     if node is not None:
         context.change.put(replace(node, cordon=_cordon_of(member, context.now.wall_s), changed_s=context.now.wall_s))
-        context.stop_jobs_on(member.id, by=f"pool {member.pool}")
+        context.stop_jobs_on(member.id, by=f"pool {member.pool}", why=member.why)
 
 
 def _cordon_of(member: PoolNode, now_s: float) -> Cordon:
