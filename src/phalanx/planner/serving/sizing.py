@@ -264,7 +264,7 @@ class ServiceSizer:
         needed = (self.model.weight_bytes + self.speed.overhead_bytes * gpus) / 1e9
         if self.room_bytes <= 0:
             return f"{needed:,.0f} GB of weights and buffers do not fit in {whole:,.0f} GB"
-        return f"no room for {FLOOR_TOKENS:,} tokens beside the weights, which `phalanx serve model` asks for"
+        return f"no room for {FLOOR_TOKENS:,} tokens beside the weights, which a service of this model asks for"
 
 
 def _too_slow(alone: ReplicaFigures, target: ServingTarget) -> str:
