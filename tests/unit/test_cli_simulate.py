@@ -348,3 +348,15 @@ def test_a_family_is_refused_with_what_does_not_go_with_it(typed, words, shown):
     code, _, err = typed(*words)
     assert code == 64
     assert shown in err
+
+
+def test_per_queue_shows_who_waited_while_whose_jobs_ran(typed):
+    """One queue's long gang is first; the other's job waits for it."""
+    rows = ("gang,0,3600,8,,big,", "small,10,900,8,,other,", "again,20,900,8,,other,")
+    words = ("--trace", trace(*rows), "--nodes", "1", "--gpus-per-node", "8", "--policy", "fifo", "--per-queue")
+    big, other = json.loads(typed(*words, "--json")[1])["queues"]
+    assert (big["queue"], big["jobs"], big["gpu_h"], big["max_wait_s"]) == ("big", 1, 8.0, 0.0)
+    assert (other["queue"], other["jobs"], other["gpu_share"], other["wait_share"]) == ("other", 2, 1 / 3, 1.0)
+    assert (other["avg_wait_s"], other["max_wait_s"]) == ((3590.0 + 4480.0) / 2, 4480.0)
+    _, out, _ = typed(*words)
+    assert re.search(r"other +2 +4 +33\.3% +100\.0%", out)

@@ -58,6 +58,7 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
 @click.option("--nodes", type=int, metavar="N", help="Instead of --fleet: number of equal nodes.")
 @click.option("--gpus-per-node", type=int, metavar="G", help="GPUs of each node, with --nodes.")
 @click.option("--per-vc", is_flag=True, help="Run each virtual cluster's jobs on its own nodes.")
+@click.option("--per-queue", is_flag=True, help="Also print what the jobs of each virtual cluster ran and waited.")
 @click.option(
     "--policy",
     default="default",
@@ -188,12 +189,18 @@ def simulate(**options: Any) -> None:
     _write(runs, options, summary)  # before printing: a closed pipe (`| head`) must not prevent the files
     if options["as_json"]:
         found = [
-            {"policy": setting.policy, "rents": bool(setting.pools), **run.report.as_dict(), **summary}
+            {
+                "policy": setting.policy,
+                "rents": bool(setting.pools),
+                **run.report.as_dict(),
+                **_queues(run, options),
+                **summary,
+            }
             for run, setting in zip(runs, settings, strict=True)
         ]
         print(to_json(found if len(found) > 1 or options["compare"] else found[0], indent=2))
     else:
-        _print(runs, summary)
+        _print(runs, summary, per_queue=options["per_queue"])
 
 
 def _check_source(options: dict[str, Any]) -> None:
@@ -409,7 +416,14 @@ def progress_bar(policy: str, jobs: int, *, quiet: bool) -> Iterator[Callable[[i
         yield lambda ended, total: progress.update(task, completed=ended, total=total)
 
 
-def _print(runs: list[Any], summary: dict[str, Any]) -> None:
+def _queues(run: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the report by queue for `--json`, if it was asked for."""
+    from phalanx.simulator.queue_report import queue_reports
+
+    return {"queues": [one.as_dict() for one in queue_reports(run.parts)]} if options["per_queue"] else {}
+
+
+def _print(runs: list[Any], summary: dict[str, Any], *, per_queue: bool) -> None:
     from phalanx.cli.simulate.report_rows import report_rows
     from phalanx.cli.tables import Cell, Column, table
 
@@ -426,6 +440,12 @@ def _print(runs: list[Any], summary: dict[str, Any]) -> None:
         shown = row.format if len(runs) == 1 else row.format_brief
         rows.append([row.name, *(Cell(shown(value), "green" if value == best else "") for value in values)])
     print("\n".join(table(columns, rows, screen, titles=True)))
+    if per_queue:
+        from phalanx.cli.simulate.queue_table import queue_table
+        from phalanx.simulator.queue_report import queue_reports
+
+        for run in runs:
+            print(queue_table(run.policy, queue_reports(run.parts), screen))
     if len(runs) == 1 and runs[0].policy == "default":
         print("next: compare policies with --compare fifo,las,default; draw charts with --html out.html")
 
