@@ -9,7 +9,7 @@ from phalanx.core.fleet.node_pool import NodePool, NodeTemplate, PaidBy, PoolNod
 from phalanx.core.ids import Epoch, JobId, NodeId, PoolId, UserId
 from phalanx.core.months import month_bounds_s, month_of
 from phalanx.core.scheduling.settings import PolicySettings
-from phalanx.core.state.events import PutNodePool, PutProject, SubmitJob
+from phalanx.core.state.events import PutNodePool, PutProject, PutQueue, SubmitJob
 from phalanx.core.work.burst_rule import parse_burst_rule
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.job import PublishedCheckpoint
@@ -274,3 +274,67 @@ def test_terms_of_a_pool_may_change_while_it_exists():
     burst.run(1.0, PutNodePool(pool=pool(cap_per_month=5.0, egress_per_gb=0.2, billed=PaidBy.HOUR)))
     changed = burst.own_pool
     assert (changed.cap_per_month, changed.egress_per_gb, changed.billed) == (5.0, 0.2, PaidBy.HOUR)
+
+
+# ---- rented nodes that are there ----------------------------------------------------------------------------------------
+
+
+def test_a_rented_node_takes_no_job_whose_run_there_costs_too_much_or_that_never_rents():
+    for rule, hours in ((RULE, 3), ("never", 0.1)):
+        burst = Burst("always", min_nodes=1)
+        burst.run(2 * BOOT)
+        assert burst.rented == ["cloud-0"]
+        queue = Queue(id=QUEUE, burst=parse_burst_rule(rule))
+        burst.run(60.0, PutQueue(queue=queue), burst.submit(10, preemptible=False))
+        burst.run(60.0, burst.submit(hours))
+        assert (burst.where(1), burst.where(2)) == ("n0", None)
+        assert "only rented nodes have room now, and the rule of its queue keeps it off them" in burst.why(2)
+        burst.end(1)
+        burst.run(10.0)
+        assert burst.where(2) == "n0"
+
+
+def test_a_cheap_job_takes_a_rented_node_that_is_there_however_short_it_would_wait():
+    burst = Burst(RULE, min_nodes=1)
+    burst.run(2 * BOOT)
+    burst.run(60.0, burst.submit(0.5, preemptible=False))
+    burst.run(60.0, burst.submit(1))
+    assert (burst.where(1), burst.where(2)) == ("n0", "cloud-0")
+
+
+def test_a_job_that_is_kept_off_keeps_no_rented_node():
+    burst = Burst(RULE)
+    burst.run(60.0, burst.submit(10, preemptible=False))
+    burst.run(2 * BOOT, burst.submit(1))
+    burst.run(60.0, PutQueue(queue=Queue(id=QUEUE, burst=parse_burst_rule("never"))), burst.submit(3))
+    burst.end(2)
+    burst.run(600.0)
+    assert burst.rented == []
+    assert burst.where(3) is None
+
+
+def test_a_job_that_turns_out_to_be_short_may_use_a_rented_node_that_kept_it_off():
+    burst = Burst(RULE, min_nodes=1)
+    burst.run(60.0, burst.submit(10, preemptible=False))
+    burst.run(2 * BOOT, burst.submit(1))
+    burst.run(60.0, burst.submit(3))
+    assert burst.where(3) is None
+    burst.end(2)  # after some minutes: the median of similar jobs is now below the limit
+    burst.run(30.0)
+    assert burst.where(3) == "cloud-0"
+
+
+@pytest.mark.parametrize("billed", list(PaidBy))
+def test_the_month_of_a_pool_is_what_the_provider_charged(billed):
+    burst = Burst("always", billed=billed, idle_s=90.0)
+    burst.run(60.0, burst.submit(10, preemptible=False))
+    for number, hours in enumerate((1, 2, 3), start=2):
+        burst.run(700.0, burst.submit(hours))
+        burst.run(400.0)
+        burst.end(number)
+    burst.run(2 * HOUR)
+    assert burst.rented == []
+    charged = sum(machine.cost for machine in burst.cluster.provider.nodes)
+    assert len(burst.cluster.provider.nodes) >= 1
+    assert burst.own_pool.charged.usd == pytest.approx(charged)
+    assert charged > 0.0

@@ -82,15 +82,16 @@ class JobClassRegistry:
         queue: Queue | None,
         wall_s: float,
         estimate: SpeedEstimate = NO_ESTIMATE,
+        kept_off: int = 0,
     ) -> tuple[JobClass, float]:
-        """The job's class, given its speeds, and until when (Unix seconds) reservations leave it unchanged."""
+        """The job's class, given its speeds, and until when (Unix seconds) reservations leave it unchanged. `kept_off`: bitset of further excluded nodes."""
         quotas = board.quotas
         excluded, until_s = 0, INFINITE
         if calendar or job.spec.reservation:
             asker = reservation_query_of(job)
             excluded = fit.bitset_of(calendar.closed_nodes(asker, wall_s).closed_in(fit.numbers_of_node))
             until_s = calendar.valid_until_s(asker, wall_s)
-        excluded |= fit.left_out_by(job.spec)
+        excluded |= fit.left_out_by(job.spec) | kept_off
         throttle = None
         if job.array is not None and job.array.running_max is not None:
             throttle = self._throttles.setdefault(job.array.array_id, ArrayThrottle(running_max=job.array.running_max))

@@ -344,13 +344,14 @@ class _Trial:
         Slots that the job's quota needs, although the gang does not use them, follow.
         """
         role = job.spec.role
+        exclude = self._excluded(job, judge)
         request = (
             role.gpus,
             role.cpus,
             role.memory_bytes,
             role.extras,
             role.others,
-            job.spec.exclude,
+            exclude,
             job.project if role.gpus.has_shares else "",
         )
         refused = (job.queue, job.user, role.licences, *request)
@@ -368,7 +369,7 @@ class _Trial:
         for shape in shapes:
             groups = self._free if shape.node_devices else self._all
             for slots in (self._sites if role.others else groups).values():  # each role may have a model of its own
-                found = _find(_parts(shape, job), slots, job.spec.exclude)
+                found = _find(_parts(shape, job), slots, exclude)
                 held = held or bool(found)
                 if taken := self._take(job, found, judge, vetoes) if found else []:
                     return taken
@@ -379,6 +380,11 @@ class _Trial:
         elif len(vetoes) == 1:
             self._vetoed[refused] = vetoes[0]
         return []
+
+    def _excluded(self, job: Job, judge: OrderJudge | None) -> frozenset[str]:
+        """Nodes on which the job must not run."""
+        kept_off = frozenset[str]() if judge is None else judge.keeps_off(job)
+        return kept_off.union(job.spec.exclude)
 
     def _take(
         self, job: Job, found: list[tuple[_Slot, _Part]], judge: OrderJudge | None, vetoes: list[list[NodePool]]

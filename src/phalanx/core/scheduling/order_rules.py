@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from phalanx.core.fleet.node_pool import NodePool
-from phalanx.core.ids import JobId
+from phalanx.core.ids import JobId, NodeId, QueueId
 from phalanx.core.scheduling.board_builder import ClusterSnapshot
 from phalanx.core.work.job import Job
+from phalanx.core.work.queue import Queue
 
 _SchedulerT_contra = TypeVar("_SchedulerT_contra", contravariant=True)
 
@@ -18,6 +19,9 @@ class OrderJudge(Protocol):
 
     def admits(self, job: Job, pools: Sequence[NodePool]) -> bool:
         """Whether the job may order one node of each of these pools, which may repeat."""
+
+    def keeps_off(self, job: Job) -> frozenset[NodeId]:
+        """Nodes that cost money and are there or on their way, on which the job must not run."""
 
     def text_of(self, job_id: JobId) -> str:
         """What speaks for and against nodes of pools for the waiting job, and what was chosen; empty if no rule was asked."""
@@ -30,6 +34,9 @@ class OrderRules(Protocol[_SchedulerT_contra]):
         self, scheduler: _SchedulerT_contra, cluster: ClusterSnapshot, now_s: float, wall_s: float
     ) -> OrderJudge | None:
         """The judge of this state; None without a rule. Times as in `Scheduler.plan`."""
+
+    def keeps_off(self, job: Job, pool: NodePool, queues: Mapping[QueueId, Queue]) -> bool:
+        """Whether the job must not run on nodes of the pool, also if they are free."""
 
     def send_home(
         self, scheduler: _SchedulerT_contra, cluster: ClusterSnapshot, now_s: float, wall_s: float

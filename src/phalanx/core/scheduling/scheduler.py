@@ -64,6 +64,7 @@ LEARNED_STATES: Final = (
     JobState.FAILED,
     JobState.TIMEOUT,
 )  # final states that count towards run time statistics
+KEPT_OFF_EVERY_S: Final = 10.0  # as often as the line is forecast
 INFINITE: Final = float("inf")
 DURATION_UNKNOWN: Final = -1.0
 COUNTED_SPEED_MIN: Final = (
@@ -140,6 +141,9 @@ class Scheduler:
         self._demand_s = -INFINITE
         self.order_rules: OrderRules[Scheduler] | None = None
         self._rented: frozenset[NodeId] = frozenset()
+        self._rented_by_pool: tuple[tuple[NodePool, tuple[NodeId, ...]], ...] = ()
+        self._rented_bits = 0
+        self._kept_off_due_s = -INFINITE
 
     # ---------------------------------------------------------------- updates
 
@@ -217,6 +221,7 @@ class Scheduler:
         self._shaping = ShapeCache(
             self._seen_nodes, self.fleet_index, self.feasibility.node_kinds, snapshot.reservations
         )
+        self._update_rented(snapshot)
         jobs = sorted(snapshot.jobs.values(), key=lambda job: job.seq)
         if not self._history_learned:
             self._learn_history(jobs)
@@ -227,7 +232,6 @@ class Scheduler:
         for number in range(len(self.fleet_index.nodes)):
             if not self.fleet_index.nodes[number].schedulable:
                 self.board.remove_node(number)
-        self._update_rented(snapshot)
         self._update_data_nodes()
         self._wake_s = -INFINITE
 
@@ -251,6 +255,7 @@ class Scheduler:
         self._check_calendar(snapshot, now_s)
         self._release_parked(snapshot, now_s)
         self._refresh_speeds(snapshot, now_s)
+        self._refresh_kept_off(snapshot, now_s)
         quotas = self.board.quotas
         if quotas is not None and quotas.advance(self._wall_s):  # a budget was exhausted, or its next period has begun
             self._wake_s = -INFINITE
@@ -443,6 +448,11 @@ class Scheduler:
         priced = priced_nodes(snapshot.node_pools, snapshot.pool_nodes)
         owned = any(node.devices and node.id not in priced for node in self.fleet_index.nodes)
         self._rented = priced if owned else frozenset()
+        by_pool: dict[PoolId, list[NodeId]] = {}
+        for name in sorted(priced & self._seen_nodes.keys()):
+            by_pool.setdefault(snapshot.pool_nodes[name].pool, []).append(name)
+        self._rented_bits = self.fleet_index.bitset_of(priced)
+        self._rented_by_pool = tuple((snapshot.node_pools[pool], tuple(names)) for pool, names in by_pool.items())
         self._update_slow_nodes()
 
     def _update_data_nodes(self) -> None:
@@ -666,6 +676,29 @@ class Scheduler:
         self.job_id_by_seq[job.seq] = job.id
         return entry
 
+    def kept_off(self, job: Job) -> int:
+        """The nodes that cost money and on which the rule of its queue lets it not run, as a bitset."""
+        rules = self.order_rules
+        if rules is None:
+            return 0
+        return self.fleet_index.bitset_of(
+            name for pool, names in self._rented_by_pool if rules.keeps_off(job, pool, self._queues) for name in names
+        )
+
+    def _refresh_kept_off(self, snapshot: ClusterSnapshot, now_s: float) -> None:
+        """Let waiting jobs use rented nodes, or not, by what is known of run times by now. Cost: one prediction for each, now and then."""
+        if self.order_rules is None or not self._rented_by_pool or now_s < self._kept_off_due_s:
+            return
+        self._kept_off_due_s = now_s + KEPT_OFF_EVERY_S
+        for job_id, entry in list(self.entries.items()):
+            if entry.started_s < 0.0:
+                job = snapshot.jobs[job_id]
+                rented = self._rented_bits & ~self.fleet_index.left_out_by(job.spec)
+                if self.kept_off(job) & rented != entry.job_class.excluded & rented:
+                    self._sync(snapshot, job_id, now_s)
+                    self._wake_s = -INFINITE
+        self._line_changes.apply(self.board)
+
     def _attained_s(self, job: Job) -> float:
         """Work saved over its earlier attempts, less the work that each restart repeated."""
         return job.attained_s - self.settings.restart_cost_s * (job.preemptions + job.moves)
@@ -686,6 +719,7 @@ class Scheduler:
             queue,
             self._wall_s,
             self.speeds.estimate(job),
+            self.kept_off(job),
         )
         self._calendar_s = min(self._calendar_s, until_s)
         return klass

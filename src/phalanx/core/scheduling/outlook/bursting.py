@@ -7,19 +7,22 @@ job's data is copied. The price there is
 
 with the median run time of similar jobs, or the time limit if too few have ended. Node-hours that a provider bills as a whole are rounded up.
 
+Nodes that are there keep off jobs whose run would cost too much by the rule, and those that never rent.
+
 A job that runs there comes home if its whole gang fits on free nodes of the own fleet that no waiting job could take, and if the rest of its
 run there costs more than the restart: the work that it repeats, at the price of the nodes, and the egress of its checkpoint.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
 from phalanx.core.fleet.node_pool import HOUR_S, NodePool, node_price_per_h, priced_nodes
-from phalanx.core.ids import JobId, ProjectId
+from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId
 from phalanx.core.months import month_of
 from phalanx.core.scheduling.board_builder import ClusterSnapshot
 from phalanx.core.scheduling.board_records import JobEntry, StopReason
@@ -35,7 +38,8 @@ from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.burst_rule import BurstRule
 from phalanx.core.work.job import Job
 from phalanx.core.work.job_file.data_sources import staged_keys
-from phalanx.core.work.queue import Project, burst_rule
+from phalanx.core.work.queue import Project, Queue, burst_rule
+from phalanx.core.work.share import MILLI_PER_DEVICE
 
 FORECAST_EVERY_S: Final = 10.0  # between two forecasts of the line, at least
 NEW_JOB_SHARE: Final = 0.1  # of that time, for a job that the newest forecast does not have
@@ -143,6 +147,21 @@ class BurstRules:
         """Of run times."""
         return self._predictor()
 
+    def keeps_off(self, job: Job, pool: NodePool, queues: Mapping[QueueId, Queue]) -> bool:
+        """As in `OrderRules`: the rule is `never`, or the price of its run there is not below the one in the rule. The wait does not count."""
+        rule = burst_rule(queues, job.queue)
+        if rule is None or pool.price_per_h <= 0.0 or not (rule.never or rule.price is not None):
+            return False
+        rest_s = _rest_s(self.predictor(), job, max(0.0, job.attained_s))
+        if rest_s is None:
+            return True
+        devices = max(1, len(pool.template.devices))
+        gpus = job.spec.role.milli / MILLI_PER_DEVICE
+        nodes = max(1, math.ceil(gpus / devices))
+        price = nodes * pool.price_per_h * pool.paid_s(rest_s) / HOUR_S
+        price += pool.egress_per_gb * 2 * _checkpoint_bytes(job) / _GB
+        return bool(rule.refusal(NEVER, price, nodes * devices * rest_s / HOUR_S))
+
     def send_home(
         self, scheduler: Scheduler, cluster: ClusterSnapshot, now_s: float, wall_s: float
     ) -> dict[JobId, str]:
@@ -244,6 +263,14 @@ class BurstJudge:
         )
         self._rules.choices[job.id] = choice
         return choice.rents
+
+    def keeps_off(self, job: Job) -> frozenset[NodeId]:
+        """As in `OrderJudge`."""
+        cluster = self._cluster
+        closed = {pool.id for pool in cluster.node_pools.values() if self._rules.keeps_off(job, pool, cluster.queues)}
+        if not closed:
+            return frozenset()
+        return frozenset(member.id for member in cluster.pool_nodes.values() if member.pool in closed)
 
     def text_of(self, job_id: JobId) -> str:
         """As in `OrderJudge`."""

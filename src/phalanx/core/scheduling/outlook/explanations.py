@@ -55,6 +55,9 @@ class SchedulerView(Protocol):
     def wait_reason(self, job: Job) -> WaitReason | None:
         """Why the pending job waits."""
 
+    def kept_off(self, job: Job) -> int:
+        """The nodes that cost money and on which the rule of its queue lets it not run, as a bitset."""
+
     def explain_reservation(self, job: Job) -> str:
         """The reservation that keeps the job off its nodes."""
 
@@ -128,12 +131,18 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
         )
     if board.find(entry) is not None:
         return _behind_others(scheduler, entry)
-    left_out = scheduler.fleet_index.left_out_by(job.spec)
+    kept_off = scheduler.kept_off(job)
+    left_out = scheduler.fleet_index.left_out_by(job.spec) | kept_off
     if klass.excluded & ~left_out and any(board.find_need(need, left_out) is not None for need in klass.needs):
         said = scheduler.explain_reservation(job)
         full = f"reservation {job.spec.reservation} has not enough free capacity now" if job.spec.reservation else ""
         return WaitReason(
             reason=WaitReasonCode.RESERVATION, detail=said or full or "the nodes that it fits on are reserved"
+        )
+    if kept_off and any(board.find_need(need, klass.excluded & ~kept_off) is not None for need in klass.needs):
+        return WaitReason(
+            reason=WaitReasonCode.RESOURCES,
+            detail="only rented nodes have room now, and the rule of its queue keeps it off them",
         )
     if left_out and any(board.find_need(need) is not None for need in klass.needs):
         nodes = sorted(node.id for at, node in enumerate(scheduler.fleet_index.nodes) if not left_out >> at & 1)
