@@ -22,7 +22,7 @@ from statistics import median
 from typing import Final
 
 from phalanx.core.fleet.node_pool import HOUR_S, NodePool, node_price_per_h, priced_nodes
-from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId
+from phalanx.core.ids import JobId, NodeId, PoolId, ProjectId, QueueId
 from phalanx.core.months import month_of
 from phalanx.core.scheduling.board_builder import ClusterSnapshot
 from phalanx.core.scheduling.board_records import JobEntry, StopReason
@@ -227,6 +227,10 @@ class BurstJudge:
         self._rules, self._scheduler, self._cluster = rules, scheduler, cluster
         self._now_s, self._wall_s = now_s, wall_s
         self._refusals: dict[JobId, str] = {}
+        self._with_nodes: dict[PoolId, set[NodeId]] = {}
+        for member in cluster.pool_nodes.values():
+            if member.pool in cluster.node_pools:
+                self._with_nodes.setdefault(member.pool, set()).add(member.id)
 
     def admits(self, job: Job, pools: Sequence[NodePool]) -> bool:
         """As in `OrderJudge`. Nodes without a price, and jobs without a rule, need no leave."""
@@ -266,11 +270,12 @@ class BurstJudge:
 
     def keeps_off(self, job: Job) -> frozenset[NodeId]:
         """As in `OrderJudge`."""
-        cluster = self._cluster
-        closed = {pool.id for pool in cluster.node_pools.values() if self._rules.keeps_off(job, pool, cluster.queues)}
-        if not closed:
-            return frozenset()
-        return frozenset(member.id for member in cluster.pool_nodes.values() if member.pool in closed)
+        closed = [
+            names
+            for pool, names in self._with_nodes.items()
+            if self._rules.keeps_off(job, self._cluster.node_pools[pool], self._cluster.queues)
+        ]
+        return frozenset().union(*closed)
 
     def text_of(self, job_id: JobId) -> str:
         """As in `OrderJudge`."""
