@@ -15,6 +15,7 @@ import time
 import tomllib
 from types import SimpleNamespace
 
+import click
 import msgspec
 import pytest
 
@@ -28,6 +29,7 @@ from phalanx.cli.jobs.ps import _where_or_why
 from phalanx.cli.jobs.show import _facts
 from phalanx.cli.jobs.show import _usage_lines as usage_lines
 from phalanx.cli.root import COMMANDS, main
+from phalanx.cli.root import phalanx as root
 from phalanx.cli.sessions import exec as exec_module
 from phalanx.cli.terminal import terminal
 from phalanx.cli.top.rendering import job_line
@@ -778,3 +780,21 @@ def test_help_and_submit_import_little(head):
     assert loaded_by("--help") & (heavy | {"http.client", "ssl", "socket"}) <= {"shutil"}
     assert loaded_by("submit", "--gpus", "2", "--", "true") & heavy == set()
     assert loaded_by("run", "-d", "--", "true") & heavy == set()
+
+
+def every_command(command=root, path=("phalanx",)):
+    """Each command with its words."""
+    yield command, path
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            found = command.get_command(click.Context(command), name)
+            if found is not None:
+                yield from every_command(found, (*path, name))
+
+
+def test_no_help_shows_the_marks_of_its_paragraphs():
+    shown = {
+        path: command.get_help(click.Context(command, info_name=" ".join(path))) for command, path in every_command()
+    }
+    assert len(shown) > 100
+    assert not [path for path, text in shown.items() if "\\b" in text]

@@ -66,7 +66,7 @@ _DEVICES_SHOWN: Final = 72
 def history(
     node: str, metric: str | None, since: str, until: str | None, device: int | None, as_json: bool, as_csv: bool
 ) -> None:
-    r"""Show how a node was, also while it was down or after it left. Without NODE: the mean of the fleet.
+    """Show how a node was, also while it was down or after it left. Without NODE: the mean of the fleet.
 
     The head keeps values of 10 s for a day, of 5 min for 60 days and of 1 h for 3 years. The table below the chart has each device.
 
@@ -74,7 +74,7 @@ def history(
     phalanx nodes history gpu017 --since 16h --until 8h
     phalanx nodes history gpu017 --metric throttle --since 7d
     phalanx nodes history --metric power --since 30d --csv
-    """
+    """  # noqa: D301 - click reads the backspace character itself
     if as_json and as_csv:
         raise BadRequest("--json and --csv are two formats", hint="give one of them")
     if device is not None and not node:

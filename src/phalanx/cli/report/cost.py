@@ -32,14 +32,14 @@ _UNPRICED_SHOWN: Final = 5
     "--share-idle", type=click.Choice(RULES), default="none", show_default=True, help="Who bears GPUs that no job held."
 )
 def cost(head: Client, period: Period, *, by: str, share_idle: str) -> ReportTable:
-    r"""Cost of the GPUs of the fleet. All rows add up to the invoice of the period, to the cent; docs/money.md has the rules.
+    """Cost of the GPUs of the fleet. All rows add up to the invoice of the period, to the cent; docs/money.md has the rules.
 
     USED is what jobs held, IDLE the part of GPUs that no job held. Prices are those of `phalanx prices`.
 
     \b
     phalanx report cost --by user --month 2026-11
     phalanx report cost --by queue --share-idle by-quota --csv
-    """
+    """  # noqa: D301 - click reads the backspace character itself
     return cost_table(
         head.cost_report(by=by, since_s=period.since_s, until_s=period.until_s, share_idle=share_idle),
     )
@@ -47,11 +47,11 @@ def cost(head: Client, period: Period, *, by: str, share_idle: str) -> ReportTab
 
 @report_kind("invoice")
 def invoice(head: Client, period: Period) -> ReportTable:
-    r"""Cost by month, pool and GPU model, each line rounded once. The reports of cost of the same period add up to it.
+    """Cost by month, pool and GPU model, each line rounded once. The reports of cost of the same period add up to it.
 
     \b
     phalanx report invoice --month 2026-11
-    """
+    """  # noqa: D301 - click reads the backspace character itself
     return invoice_table(head.invoice(since_s=period.since_s, until_s=period.until_s))
 
 

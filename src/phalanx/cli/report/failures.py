@@ -20,14 +20,14 @@ KEYS: Final = ("cause", "node", "user", "project", "queue", "job")  # `core.acco
 
 @report_kind("failures", by=KEYS)
 def failures(head: Client, period: Period, *, by: str) -> ReportTable:
-    r"""Failed attempts by cause, node or owner, the GPU-hours that they held and lost, and what the lost ones cost.
+    """Failed attempts by cause, node or owner, the GPU-hours that they held and lost, and what the lost ones cost.
 
     LOST is work that is not part of a result, as in the usage summary of `phalanx show JOB`. Its cost is an estimate: the job's mean price.
 
     \b
     phalanx report failures --since 7d
     phalanx report failures --by node --csv
-    """
+    """  # noqa: D301 - click reads the backspace character itself
     return failures_table(head.failures_report(by=by, since_s=period.since_s, until_s=period.until_s))
 
 

@@ -85,14 +85,14 @@ class OwnOrRent(msgspec.Struct, frozen=True, kw_only=True):
     help="Cost of an own GPU-hour, used or not, in US dollars; in place of `phalanx prices`.",
 )
 def own_or_rent(head: Client, period: Period, *, own_price: tuple[str, ...]) -> ReportTable:
-    r"""What the use of own GPUs would have cost rented, and at which utilisation owning pays.
+    """What the use of own GPUs would have cost rented, and at which utilisation owning pays.
 
     Own GPUs cost what `phalanx prices` says, used or not. Prices of clouds are facts with a date (`phalanx prices offers`).
 
     \b
     phalanx report own-or-rent --month 2026-11
     phalanx report own-or-rent --own-price h100=2.10 --json
-    """
+    """  # noqa: D301 - click reads the backspace character itself
     from phalanx.planner.facts.prices import read_prices
 
     own = dict(map(parse_own_price, own_price))
