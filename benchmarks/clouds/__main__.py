@@ -28,7 +28,15 @@ from benchmarks.cluster import free_port
 KILL_EVERY: Final = 50  # creates, unless `--kills` says another number
 
 
-def run(creates: int, kills: int, seed: int, faults: float, pool_nodes: int, names: list[str]) -> dict[str, Any]:
+def run(
+    creates: int,
+    kills: int,
+    seed: int,
+    faults: float,
+    pool_nodes: int,
+    names: list[str],
+    limit_s: float = float("inf"),
+) -> dict[str, Any]:
     """Run the campaign, and return the verdict with what happened."""
     folder, began_s = Path(tempfile.mkdtemp(prefix="phalanx-clouds.")), time.monotonic()
     home, clouds = folder / "home", make_clouds(names, folder)
@@ -44,7 +52,7 @@ def run(creates: int, kills: int, seed: int, faults: float, pool_nodes: int, nam
                 cloud.begin(seed * 10 + number, faults, output)
         first = ("--virtual", "1x1", "--port", str(free_port()), "--listen", f"127.0.0.2:{free_port()}")
         campaign.up(*first, calm=True)
-        campaign.run(creates, kills)
+        campaign.run(creates, kills, limit_s)
         created_s = time.monotonic() - began_s
         campaign.settle()
         campaign.phalanx("down")
@@ -77,11 +85,13 @@ def main() -> None:
     words.add_argument("--seed", type=int, default=1)
     words.add_argument("--faults", type=float, default=1.0, help="factor of all shares of faults")
     words.add_argument("--nodes", type=int, default=20, help="of each pool")
+    words.add_argument("--seconds", type=float, default=float("inf"), help="of creates and kills, at most")
     words.add_argument("--clouds", default=",".join(MAKERS))
     words.add_argument("--json", action="store_true")
     given = words.parse_args()
     kills = given.creates // KILL_EVERY if given.kills is None else given.kills
-    found = run(given.creates, kills, given.seed, given.faults, given.nodes, given.clouds.split(","))
+    names = given.clouds.split(",")
+    found = run(given.creates, kills, given.seed, given.faults, given.nodes, names, given.seconds)
     if given.json:
         print(json.dumps(found))
         return

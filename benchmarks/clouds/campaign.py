@@ -80,9 +80,10 @@ class Campaign:
             more = {}
         raise RuntimeError(self.phalanx("up", *words).stderr)
 
-    def run(self, creates: int, kills: int) -> None:
-        """Create so many machines, of each cloud its share, and kill the head so often."""
-        while True:
+    def run(self, creates: int, kills: int, limit_s: float) -> None:
+        """Create so many machines, of each cloud its share, and kill the head so often; no longer than `limit_s`."""
+        until_s = time.monotonic() + limit_s
+        while time.monotonic() < until_s:
             made = {cloud.name: int(cloud.ask("count")["machines"]) for cloud in self.clouds}
             wanted = {cloud.name: creates * cloud.share for cloud in self.clouds}
             left = [cloud for cloud in self.clouds if made[cloud.name] < wanted[cloud.name]]

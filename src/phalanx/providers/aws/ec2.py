@@ -7,6 +7,7 @@ metadata service and the container's are asked only if the pool says so.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -48,17 +49,23 @@ UNKNOWN_OUTCOME: Final = frozenset(
         "PendingVerification",
     }
 )
+_OPENING: Final = threading.Lock()
 _METADATA_SOURCES: Final = ("container-role", "iam-role")
 _ENCODED: Final = re.compile(r"\s*Encoded authorization failure message:.*", re.DOTALL)
 
 
-@lru_cache(maxsize=16)
 def open_client(account: AccountTerms) -> Any:
-    """Return a client that makes each call once.
+    """Return a client that makes each call once. Thread-safe: the first call alone reads the model of EC2, which takes a second.
 
     Raises:
         BadRequest: botocore is not installed, or there are no credentials or no such profile.
     """
+    with _OPENING:
+        return _open_client(account)
+
+
+@lru_cache(maxsize=16)
+def _open_client(account: AccountTerms) -> Any:
     try:
         import botocore.config
         import botocore.exceptions
