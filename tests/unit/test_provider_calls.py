@@ -211,3 +211,25 @@ def test_what_is_stopped_with_the_head_is_recorded_before_the_head_ends():
         ("p-1", ProviderOutcome.ENDED, "", ()),
         ("p-1", ProviderOutcome.STOPPED, "", ()),
     ]
+
+
+def test_pools_with_the_same_settings_share_one_list():
+    provider, told = SlowProvider(), queue.SimpleQueue[Any]()
+    calls = ProviderCalls(create=lambda _: provider)
+
+    def report(reports):
+        for one in reports:
+            told.put(one)
+
+    calls.open({}, {}, report)
+    calls.send([call(ProviderAction.START, "p-0")])
+    assert provider.begun.wait(WAIT_S)
+    for pool, account in (("a", "one"), ("b", "two"), ("c", "one"), ("d", "one")):
+        asked = replace(call(ProviderAction.LIST, ""), token=pool, pool=pool, settings=(("account", account),))
+        calls.send([asked])
+    provider.go_on.set()
+    listed = [told.get(timeout=WAIT_S) for _ in range(5)][1:]
+    calls.close(keep_nodes=True)
+    assert provider.calls == [("start", "p-0"), ("list", "one"), ("list", "two")]
+    assert sorted(one.pool for one in listed) == ["a", "b", "c", "d"]
+    assert {one.machines[0].machine for one in listed} == {"i-1"}

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
-from phalanx.core.fleet.node_pool import NodePool, PoolNode
+from phalanx.core.fleet.node_pool import ListedMachine, NodePool, PoolNode
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.reports import MachinesListed, NodeDied, ProviderOutcome, ProviderReported, Report
@@ -186,43 +186,54 @@ class _Worker:
 
     def _step(self, *, first: bool) -> None:
         provider = self._opened() if first and (self.orders or self.provider or self.calls) else None
-        call = self._take(OBSERVE_EVERY_S)
-        if call is not None:
+        calls = self._take(OBSERVE_EVERY_S)
+        if calls:
             try:
-                report = self._carry_out(call)
-                if report is not None:
-                    self.report([report])
+                reports = self._list(calls) if calls[0].action is ProviderAction.LIST else self._carry_out(calls[0])
+                if reports:
+                    self.report(reports)
             finally:
-                self._done(call)
+                self._done(calls)
         if provider is not None:
             for seen in provider.observe():
                 lost = isinstance(seen, LostNode)
                 outcome = ProviderOutcome.LOST if lost else ProviderOutcome.LEAVING
-                reports: list[Report] = (
+                observed: list[Report] = (
                     [NodeDied(node_id=seen.node_id, supervisor_id=None, why=seen.why, confirmed=True)] if lost else []
                 )
-                reports.append(ProviderReported(node_id=seen.node_id, token=seen.token, outcome=outcome, why=seen.why))
-                self.report(reports)
+                observed.append(ProviderReported(node_id=seen.node_id, token=seen.token, outcome=outcome, why=seen.why))
+                self.report(observed)
 
-    def _take(self, timeout_s: float) -> ProviderCall | None:
-        """Return the first call whose order has none under way; None if there is none in time."""
+    def _take(self, timeout_s: float) -> Sequence[ProviderCall]:
+        """Return the first call whose order has none under way; none if there is none in time.
+
+        With a list come all others that wait for a list by the same settings: pools of one account share it.
+        """
         with self.guard:
             self.guard.wait_for(lambda: self.ended.is_set() or self._free() is not None, timeout_s)
             index = None if self.ended.is_set() else self._free()
             if index is None:
-                return None
-            call = self.calls[index]
-            del self.calls[index]
-            self.busy.add(call.token)
-            return call
+                return ()
+            first = self.calls[index]
+            found = [first]
+            if first.action is ProviderAction.LIST:
+                found += [one for one in self.calls if one is not first and self._shares_list(one, first)]
+            taken = set(map(id, found))
+            self.calls = deque(one for one in self.calls if id(one) not in taken)
+            self.busy.update(one.token for one in found)
+            return found
+
+    def _shares_list(self, call: ProviderCall, other: ProviderCall) -> bool:
+        same = call.action is ProviderAction.LIST and call.settings == other.settings
+        return same and call.token not in self.busy
 
     def _free(self) -> int | None:
         return next((index for index, call in enumerate(self.calls) if call.token not in self.busy), None)
 
-    def _done(self, call: ProviderCall) -> None:
+    def _done(self, calls: Sequence[ProviderCall]) -> None:
         with self.guard:
-            self.unanswered.discard(_key(call))
-            self.busy.discard(call.token)
+            self.unanswered.difference_update(map(_key, calls))
+            self.busy.difference_update(call.token for call in calls)
             self.guard.notify()  # another call of the order may wait
 
     def _opened(self) -> NodeProvider:
@@ -233,18 +244,15 @@ class _Worker:
                 self.provider = provider
             return self.provider
 
-    def _carry_out(self, call: ProviderCall) -> Report | None:
-        if call.action is ProviderAction.LIST:
-            return self._list(call)
+    def _carry_out(self, call: ProviderCall) -> Sequence[Report]:
         if call.action is ProviderAction.START:
             if call.token in self.given_up:
-                return None
+                return ()
             self.called.add(call.token)
         elif not call.machine and call.token not in self.called:  # nothing was ever asked for
             self.given_up.discard(call.token)
-            return ProviderReported(
-                node_id=call.node_id, token=call.token, offer=call.offer, outcome=ProviderOutcome.STOPPED
-            )
+            outcome = ProviderOutcome.STOPPED
+            return [ProviderReported(node_id=call.node_id, token=call.token, offer=call.offer, outcome=outcome)]
         order = NodeOrder(
             node_id=call.node_id,
             token=call.token,
@@ -264,7 +272,7 @@ class _Worker:
                 if not call.machine:
                     self.called.discard(call.token)
                     self.given_up.discard(call.token)
-                return report(outcome=ProviderOutcome.STOPPED, machine=call.machine, stopped=stopped)
+                return [report(outcome=ProviderOutcome.STOPPED, machine=call.machine, stopped=stopped)]
             started = provider.start(order)
         except (OSError, PhalanxError) as error:
             _log.warning("Provider %s could not %s %s: %s", self.name, call.action, call.node_id, error)
@@ -273,19 +281,21 @@ class _Worker:
                 outcome = ProviderOutcome.UNANSWERED  # the controller repeats the call
             elif isinstance(error, OfferRefused):
                 outcome = ProviderOutcome.REFUSED
-            return report(outcome=outcome, why=_reason(error), machine=call.machine)
+            return [report(outcome=outcome, why=_reason(error), machine=call.machine)]
         if started is None:
-            return report(outcome=ProviderOutcome.STARTED)
-        return report(outcome=ProviderOutcome.STARTED, machine=started.machine, since_s=started.since_s)
+            return [report(outcome=ProviderOutcome.STARTED)]
+        return [report(outcome=ProviderOutcome.STARTED, machine=started.machine, since_s=started.since_s)]
 
-    def _list(self, call: ProviderCall) -> MachinesListed:
-        asked_s, pool = self.boottime_s(), PoolId(call.pool)
+    def _list(self, calls: Sequence[ProviderCall]) -> Sequence[Report]:
+        """Ask once for the machines of these pools, which have the same settings."""
+        asked_s, pools, why = self.boottime_s(), [PoolId(call.pool) for call in calls], ""
+        machines: tuple[ListedMachine, ...] = ()
         try:
-            machines = self._opened().machines(dict(call.settings))
+            machines = tuple(self._opened().machines(dict(calls[0].settings)))
         except (OSError, PhalanxError) as error:
-            _log.warning("Provider %s could not list the machines of pool %s: %s", self.name, pool, error)
-            return MachinesListed(pool=pool, asked_boot_s=asked_s, why=_reason(error))
-        return MachinesListed(pool=pool, asked_boot_s=asked_s, machines=tuple(machines))
+            _log.warning("Provider %s could not list the machines of pool %s: %s", self.name, pools[0], error)
+            why = _reason(error)
+        return [MachinesListed(pool=pool, asked_boot_s=asked_s, machines=machines, why=why) for pool in pools]
 
 
 def _key(call: ProviderCall) -> tuple[str, ProviderAction, str, str]:
