@@ -1,8 +1,8 @@
 """Accuracy of the planner: its step times and memory compared with published runs, on fitted sources and on sources left out of the fit.
 
-python -m benchmarks.planner [--csv FILE] [--json] [--loso] [--no-loso] [--fit]
+python -m benchmarks.planner [--csv FILE] [--json] [--loso] [--no-loso] [--fit] [--spreads]
 
-FILE has the columns of training_measured.csv (docs/planner.md lists them). The default for --csv is the file that the tests use.
+FILE has the columns of training_measured.csv (docs/planner.md lists them). The default for --csv is that file, where it is, and pretraining_measured.csv.
 For `loso` (leave one source out) all coefficients are fitted again without the source; that is the default without --csv. With --csv, all
 figures come from the shipped coefficients and nothing is fitted, unless --loso. `--fit` fits all rows and prints the table to ship.
 """
@@ -19,13 +19,16 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.fitting import fit, predicted
+from benchmarks.interval_spreads import spread_lines
 from benchmarks.published_runs import PublishedRun, read_runs
 from phalanx.core.work.gpus import parse_gpus
+from phalanx.core.work.layouts.layout import Recompute
+from phalanx.planner.cost.coefficients import Stack
 from phalanx.planner.cost.memory import (
     MemoryEstimate,
     MemoryItem,
@@ -33,7 +36,7 @@ from phalanx.planner.cost.memory import (
     exceeds_memory,
 )
 from phalanx.planner.cost.step_time import TrainingMethod
-from phalanx.planner.cost.uncertainty import interval_s
+from phalanx.planner.cost.uncertainty import interval_s, item_variance
 from phalanx.planner.facts.coefficient_table import (
     Coefficient,
     coefficients,
@@ -48,18 +51,21 @@ from phalanx.planner.search.layout_search import plan_layouts
 from phalanx.planner.search.request import LayoutRequest
 
 RANGES: Final = Path(__file__).parent / "ranges" / "planner.json"
+TUNING: Final = Path(__file__).parent / "tuning_measured.csv"
+OWN_RUNS: Final = Path(__file__).parent / "pretraining_measured.csv"
 CLOSE: Final = 0.05  # a choice within 5 % of the best measured layout counts as the best
 UNKNOWN: Final = "generic"  # its spread is used for a stack without rows in the fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionScore:
-    """One row with its prediction. `error` is predicted over measured, minus 1."""
+    """One row with its prediction. `error` is predicted over measured, minus 1; `item_variance` the part of the variance without the source."""
 
     run: PublishedRun
     seconds: float
     low_s: float
     high_s: float
+    item_variance: float
 
     @property
     def error(self) -> float:
@@ -75,12 +81,19 @@ class PredictionScore:
 def main() -> None:
     """Print the scores of a file."""
     options = _options()
-    runs, wrong = read_runs(Path(options.csv))
+    read = [read_runs(path) for path in options.csv]
+    runs, wrong = [run for part, _ in read for run in part], [line for _, part in read for line in part]
     for line in wrong:
         print(f"not scored: {line}", file=sys.stderr)
     if not runs:
-        sys.exit(f"{options.csv}: no row can be scored")
+        sys.exit(f"{', '.join(path.name for path in options.csv)}: no row can be scored")
     table = coefficients()
+    if options.spreads:
+        for line in spread_lines(
+            score_left_out(runs, table), score(read_runs(TUNING)[0], table, set(stacks_from(table)))
+        ):
+            print(line)
+        return
     if options.fit:
         table = fit(runs, table)
         for line in shipped_lines(table):
@@ -90,13 +103,12 @@ def main() -> None:
     scores = score(runs, table, known)
     left = score_left_out(runs, table) if options.loso else []
     figures = summary(scores, left, table)
-    figures |= {"csv": Path(options.csv).name, "not_scored": len(wrong), "search_s": search_s()}
+    figures |= {"csv": ", ".join(path.name for path in options.csv), "not_scored": len(wrong), "search_s": search_s()}
     print(json.dumps(figures, indent=2) if options.json else format_figures(figures))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    public = public_runs()
     parser.add_argument("--csv", help="a file of measured runs; nothing is fitted to it")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
@@ -107,12 +119,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--fit", action="store_true", help="fit all rows and print the lines of coefficients.csv that change"
     )
+    parser.add_argument(
+        "--spreads",
+        action="store_true",
+        help="print the spreads between sources that coefficients.csv needs for the present coefficients",
+    )
     options = parser.parse_args()
     if options.loso is None:
         options.loso = options.csv is None
-    options.csv = options.csv or (str(public) if public else None)
-    if options.csv is None:
-        parser.error("no file of measured runs found; give one with --csv")
+    options.csv = [Path(options.csv)] if options.csv else [path for path in (public_runs(), OWN_RUNS) if path]
     return options
 
 
@@ -129,8 +144,11 @@ def score(runs: Sequence[PublishedRun], table: Sequence[Coefficient], known: set
     scores = []
     for run, step in zip(runs, predicted(runs, table), strict=True):
         spread = stacks[run.stack if run.stack in known else UNKNOWN].spread
-        low_s, high_s = interval_s(step, physics, spread, run.machine.gpu, mixture=run.task.model.mixture is not None)
-        scores.append(PredictionScore(run=run, seconds=step.total_s, low_s=low_s, high_s=high_s))
+        low_s, high_s = interval_s(
+            step, physics, spread, run.machine.gpu, mixture=run.is_mixture, adapters=run.has_adapters
+        )
+        items = item_variance(step, physics, spread, run.machine.gpu)
+        scores.append(PredictionScore(run=run, seconds=step.total_s, low_s=low_s, high_s=high_s, item_variance=items))
     return scores
 
 
@@ -146,7 +164,9 @@ def score_left_out(runs: Sequence[PublishedRun], table: Sequence[Coefficient]) -
 
 def _left_out(runs: Sequence[PublishedRun], table: Sequence[Coefficient], source: str) -> list[PredictionScore]:
     rest = [run for run in runs if run.source != source]
-    return score([run for run in runs if run.source == source], fit(rest, table), {run.stack for run in rest})
+    return score(
+        [run for run in runs if run.source == source], fit(rest, table, warm=True), {run.stack for run in rest}
+    )
 
 
 def summary(
@@ -194,9 +214,9 @@ def summary(
         if off
         else None,
         "ran": len(ran),
-        "refused_that_ran": sum(exceeds_memory(memory) for _, memory in ran),
+        "refused_that_ran": sum(refuses(run, stacks[run.stack]) for run, _ in ran),
         "failed": len(memories) - len(ran),
-        "accepted_that_failed": sum(not exceeds_memory(memory) for run, memory in memories if run.failed),
+        "accepted_that_failed": sum(not refuses(run, stacks[run.stack]) for run, _ in memories if run.failed),
         "tight_that_failed": sum(
             memory.low_bytes <= memory.usable_bytes < memory.high_bytes for run, memory in memories if run.failed
         ),
@@ -204,12 +224,27 @@ def summary(
         "coverage_80_by_source": {
             name: statistics.mean(one.in_interval for one in part) for name, part in _sources(left or scores).items()
         },
+        "mape_by_kind": {name: _mape(part) for name, part in _kinds(scores).items()},
+        "loso_by_kind": {name: statistics.mean(_by_source(part).values()) for name, part in _kinds(left).items()},
+        "coverage_80_by_kind": {
+            name: statistics.mean(one.in_interval for one in part) for name, part in _kinds(left or scores).items()
+        },
         "coverage_80_seen": statistics.mean(one.in_interval for one in scores) if scores else None,
         "interval_width": statistics.median(one.high_s / one.low_s for one in left or scores) if scores else None,
         "choice": choices(scores),
         "peers": peers(scores),
     }
     return figures
+
+
+def refuses(run: PublishedRun, stack: Stack) -> bool:
+    """Return whether the run is refused for its memory. If its source does not state what it recomputes, every possibility must exceed it."""
+    layouts = (
+        [run.layout]
+        if run.states_recompute
+        else [replace(run.layout, recompute=Recompute(one)) for one in stack.recomputations]
+    )
+    return all(exceeds_memory(estimate_memory(run.task, one, run.machine.gpu, stack)) for one in layouts)
 
 
 def search_s(runs: int = 5) -> float:
@@ -280,6 +315,14 @@ def _sources(scores: Sequence[PredictionScore]) -> dict[str, list[PredictionScor
     parts: dict[str, list[PredictionScore]] = defaultdict(list)
     for one in scores:
         parts[one.run.source].append(one)
+    return dict(sorted(parts.items()))
+
+
+def _kinds(scores: Sequence[PredictionScore]) -> dict[str, list[PredictionScore]]:
+    """Return the scores by kind of run: dense, mixture, adapters."""
+    parts: dict[str, list[PredictionScore]] = defaultdict(list)
+    for one in scores:
+        parts["adapters" if one.run.has_adapters else "mixture" if one.run.is_mixture else "dense"].append(one)
     return dict(sorted(parts.items()))
 
 

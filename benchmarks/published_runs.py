@@ -29,6 +29,12 @@ from phalanx.planner.facts.gpus import (
 LATENT: Final = LatentAttention(query_rank=1536, kv_rank=512, rope_dim=64, value_dim=128)
 """The shape for a row with only "mla". Source: DeepSeek-AI, "DeepSeek-V3", 2024, section 4.2."""
 
+UNSTATED: Final = frozenset({"", "?", "unknown", "not stated", "unstated"})
+"""What the column `recompute` says where the source does not."""
+
+ABSENT: Final = frozenset({"", "-", "n/a", "na", "nan", "none", "null"})
+TRUTH: Final = {"true": "1", "yes": "1", "false": "0", "no": "0", "oom": "1"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRun:
@@ -38,6 +44,7 @@ class PublishedRun:
         step_s: None where only memory was published.
         memory_bytes, peers: optional; `peers` are predictions of other tools, in seconds.
         failed: it ran out of memory.
+        states_recompute: the row says what is computed again in the backward pass. Otherwise `layout` has nothing of it.
     """
 
     row: str
@@ -52,11 +59,22 @@ class PublishedRun:
     peers: Mapping[str, float]
     group: tuple[str, ...]
     failed: bool = False
+    states_recompute: bool = True
 
     @property
     def measured_s(self) -> float:
         """The step time; not a number where only memory was published."""
         return math.nan if self.step_s is None else self.step_s
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether the model is a mixture of experts."""
+        return self.task.model.mixture is not None
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether only adapters are trained."""
+        return self.task.method is not TrainingMethod.FULL
 
 
 def read_runs(path: Path) -> tuple[list[PublishedRun], list[str]]:
@@ -73,11 +91,11 @@ def read_runs(path: Path) -> tuple[list[PublishedRun], list[str]]:
 
 
 def _run(row: Mapping[str, str]) -> PublishedRun:
-    data, context = _whole(row, "dp", 1), _whole(row, "cp", 1)
     zero, tensor, pipeline = _whole(row, "zero", 0), _whole(row, "tp", 1), _whole(row, "pp", 1)
+    context, gpus, per_node = _whole(row, "cp", 1), _whole(row, "n_gpus", 1), _whole(row, "gpus_per_node", 8)
+    data = _whole(row, "dp", 0) or max(1, gpus // (tensor * pipeline * context))
     micro = max(1, _whole(row, "mbs", 1))
     flash = bool(_whole(row, "flash", 1))
-    gpus, per_node = _whole(row, "n_gpus", 1), _whole(row, "gpus_per_node", 8)
     layout = Layout(
         tensor=tensor,
         sequence=bool(_whole(row, "sp", 0)) and tensor > 1,
@@ -90,44 +108,52 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
         zero=zero,
         micro_batch=micro,
         micro_batches=max(1, round(_whole(row, "gbs", 1) / (micro * data))),
-        recompute=_recompute(row.get("recompute", "")),
-        precision=_precision(row.get("precision", "")),
+        recompute=_recompute(_text(row, "recompute")),
+        precision=_precision(_text(row, "precision")),
     )
     machine = Machine(
-        gpu=gpu_in_node(_gpu(row["gpu"]), min(gpus, per_node)),
+        gpu=gpu_in_node(_gpu(_text(row, "gpu")), min(gpus, per_node)),
         nodes=max(1, -(-gpus // per_node)),
         gpus_per_node=min(gpus, per_node),
-        network_bytes_per_s=float(row.get("nic_gbps_per_gpu") or 0.0) * GBIT or 1.0,
+        network_bytes_per_s=_network(row, gpus > per_node),
     )
-    memory, seconds, failed = row.get("mem_gb") or "", row.get("iter_time_s") or "", bool(_whole(row, "oom", 0))
-    if not (memory or seconds or (row.get("oom") or "").strip()):
+    memory, seconds, failed = _number(row, "mem_gb"), _number(row, "iter_time_s"), bool(_whole(row, "oom", 0))
+    if not (memory or seconds or _text(row, "oom")):
         raise ValueError("neither iter_time_s nor mem_gb nor oom is given")
     return PublishedRun(
         row=row.get("row_id", ""),
-        source=row["source"],
-        stack=_stack(row.get("framework", ""), row.get("notes", ""), flash=flash),
+        source=_text(row, "source") or "not named",
+        stack=_stack(_text(row, "framework"), _text(row, "notes"), flash=flash),
         task=_task(row, flash=flash),
         layout=layout,
         machine=machine,
-        step_s=float(seconds) if seconds and not failed else None,
-        memory_bytes=float(memory) * 2**30 if memory else None,
-        memory_kind=row.get("mem_kind", ""),
+        step_s=seconds if seconds and not failed else None,
+        memory_bytes=memory * 2**30 if memory else None,
+        memory_kind=_text(row, "mem_kind"),
         peers={
             name: float(row[column])
             for name, column in (("calculon", "calculon_iter_s"), ("llm-analysis", "llm_analysis_eff50_iter_s"))
             if row.get(column)
         },
         group=tuple(
-            row.get(name, "")
+            _text(row, name)
             for name in ("source", "model", "seq", "gbs", "gpu", "n_gpus", "precision", "framework", "method")
         ),
         failed=failed,
+        states_recompute=_text(row, "recompute").lower() not in UNSTATED,
     )
+
+
+def _network(row: Mapping[str, str], needed: bool) -> float:
+    """Return the bytes per second of the network for each GPU; of the usual server where the row needs it and does not say."""
+    given = _number(row, "nic_gbps_per_gpu") or 0.0
+    return given * GBIT or (_gpu(_text(row, "gpu")).network_bytes_per_s if needed else 1.0)
 
 
 def _task(row: Mapping[str, str], *, flash: bool) -> TrainingTask:
     model, seq = _model(row), _whole(row, "seq", 1)
-    method = TrainingMethod((row.get("method") or "full").strip().lower())
+    named = _text(row, "method").lower()
+    method = TrainingMethod.FULL if named in ABSENT or named.startswith("full") else TrainingMethod(named)
     rank = _whole(row, "rank", 0)
     if method is TrainingMethod.FULL or not rank:
         return TrainingTask(model=model, seq=seq, method=method, flash=flash)
@@ -188,17 +214,26 @@ def _stack(framework: str, notes: str, *, flash: bool) -> str:
 
 
 def _recompute(text: str) -> Recompute:
-    low = text.strip().lower()
+    low = text.lower()
     if low.startswith("full"):
         return Recompute.FULL
-    return Recompute.NONE if low in {"", "none", "no", "0"} else Recompute.SELECTIVE
+    return Recompute.NONE if low in {*UNSTATED, "none", "no", "0"} else Recompute.SELECTIVE
 
 
 def _precision(text: str) -> str:
     low = text.strip().lower()
-    return next((name for name in ("fp8", "bf16", "fp16", "fp32") if name in low), "fp8" if "fp4" in low else "bf16")
+    return next((name for name in ("fp8", "bf16", "fp16", "fp32") if name in low), "nvfp4" if "fp4" in low else "bf16")
 
 
 def _whole(row: Mapping[str, str], name: str, absent: int) -> int:
-    text = (row.get(name) or "").strip()
-    return int(float(text)) if text else absent
+    text = _text(row, name).lower()
+    return absent if text in ABSENT else int(float(TRUTH.get(text, text)))
+
+
+def _number(row: Mapping[str, str], name: str) -> float | None:
+    text = _text(row, name).lower()
+    return None if text in ABSENT else float(text)
+
+
+def _text(row: Mapping[str, str], name: str) -> str:
+    return (row.get(name) or "").strip()

@@ -8,6 +8,7 @@ import pytest
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.layouts.layout import Layout, Recompute, parse_layout
 from phalanx.planner.cost.collectives import RankNetwork
+from phalanx.planner.cost.layer_time import expert_copies
 from phalanx.planner.cost.machine import Machine, MeasuredRates
 from phalanx.planner.cost.memory import (
     MemoryItem,
@@ -44,7 +45,8 @@ def machine(nodes=1, gpu="h100", per_node=8, network_gbit=400, **more):
 def step(layout, model=LLAMA_8B, seq=8192, on=None, stack="fsdp2-compile", **task):
     layout = parse_layout(layout) if isinstance(layout, str) else layout
     on = on or machine(nodes=-(-layout.ranks // 8))
-    return step_time(TrainingTask(model=model, seq=seq, **task), layout, on, physics(), find_stack(stack))
+    stack = find_stack(stack) if isinstance(stack, str) else stack
+    return step_time(TrainingTask(model=model, seq=seq, **task), layout, on, physics(), stack)
 
 
 def memory(layout, model=LLAMA_8B, seq=8192, gpu="h100", stack="fsdp2-compile", **task):
@@ -173,6 +175,49 @@ def test_experts_on_other_ranks_are_reached_by_all_to_all():
     assert far.items[StepItem.EXPERT] >= near.items[StepItem.EXPERT]
 
 
+def test_a_token_is_sent_once_to_each_node_where_a_stack_does_so():
+    near, far = expert_copies(32, 8, 8, once=False)
+    assert (near, far) == (8 * 7 / 32, 8 * 24 / 32)
+    near_once, far_once = expert_copies(32, 8, 8, once=True)
+    assert far_once == pytest.approx(3 * (1 - 0.75**8))  # three other nodes, each with a chance of one of eight experts
+    assert far_once < far / 2
+    assert near_once > near  # what arrives is passed on inside the node
+    assert expert_copies(8, 8, 1, once=True) == pytest.approx(expert_copies(8, 8, 1, once=False))
+
+
+def test_experts_of_a_rank_are_issued_one_by_one():
+    small = MixtureOfExperts(experts=8, per_token=2, ffn=128)
+    model = replace(EXPERTS, hidden=512, heads=8, kv_heads=8, head_dim=64, vocab=1024, mixture=small)
+    few, many = (step(layout, model=model, seq=64) for layout in ("dp=8,ep=8", "dp=8"))
+    added_s = 32 * 2 * 7 * physics().expert_host_s  # seven more experts, two passes of 32 layers
+    assert many.total_s - few.total_s == pytest.approx(added_s, rel=0.25)
+
+
+def test_zero_2_reduces_once_a_step_where_micro_batches_alternate_in_a_pipeline():
+    stack = replace(find_stack("deepspeed"), whole_gradients=False)
+    one, two = (step(f"pp=2,fsdp=4,accumulate=8,zero={zero}", stack=stack) for zero in (1, 2))
+    assert two.total_s == pytest.approx(one.total_s)
+    alone, each = (step(f"fsdp=8,accumulate=8,zero={zero}", stack=stack) for zero in (1, 2))
+    assert each.items[StepItem.GRADIENTS] > alone.items[StepItem.GRADIENTS]
+    kept = replace(stack, whole_gradients=True)
+    assert step("fsdp=8,accumulate=8,zero=2", stack=kept).total_s == pytest.approx(alone.total_s)
+
+
+def test_layers_that_stages_do_not_divide_leave_fewer_to_the_stage_with_the_output():
+    seven, eight = (step("pp=4,accumulate=64", model=replace(LLAMA_8B, layers=count)) for count in (7, 8))
+    busiest = seven.stages[1]
+    assert busiest < eight.stages[1]
+    assert busiest >= seven.stages[0]
+
+
+def test_narrower_operands_multiply_faster_on_a_device_that_has_them():
+    on = machine(gpu="gb200", per_node=4)
+    times = [step(f"dp=4,precision={one}", on=on).items[StepItem.MATMUL] for one in ("bf16", "fp8", "nvfp4")]
+    assert times == sorted(times, reverse=True)
+    old = machine(gpu="a100")
+    assert step("dp=8,precision=nvfp4", on=old).total_s == pytest.approx(step("dp=8", on=old).total_s)
+
+
 def test_what_was_measured_goes_before_what_the_tables_say():
     found = MeasuredRates(flops={"bf16": 100e12}, within_bytes_per_s=10e9)
     known, measured = step("tp=8"), step("tp=8", on=machine(measured=found))
@@ -193,7 +238,7 @@ def test_a_group_enters_a_node_through_as_many_ports_as_it_has_devices_there():
 def test_nothing_is_exchanged_alone():
     network = RankNetwork(machine(), physics())
     assert network.group(1, 1).all_reduce_s(1e9) == 0.0
-    assert network.all_to_all_s(network.group(1, 1), 1e9) == 0.0
+    assert network.all_to_all_s(network.group(1, 1), 1e9, 1e9) == 0.0
 
 
 def test_an_nvlink_domain_of_nine_trays_is_one_island():
@@ -230,7 +275,7 @@ def test_a_measured_all_to_all_goes_before_what_links_promise():
     slow = replace(known, measured=MeasuredRates(all_to_all_within_bytes_per_s=1e9, all_to_all_between_bytes_per_s=1e8))
     sent = [RankNetwork(one, physics()) for one in (known, slow)]
     for size in (8, 16):
-        fast, slower = (network.all_to_all_s(network.group(size, 1), 1e8) for network in sent)
+        fast, slower = (network.all_to_all_s(network.group(size, 1), 1e8, 1e8 * (size > 8)) for network in sent)
         assert slower > 10 * fast
 
 
@@ -361,10 +406,19 @@ def test_a_step_that_waits_for_the_network_is_less_sure():
 def test_an_unseen_device_and_a_mixture_widen_the_interval():
     one = step("dp=8")
     known = interval_s(one, physics(), 0.05, find_gpu("h100").gpu, mixture=False)
-    other = interval_s(one, physics(), 0.05, find_gpu("b200").gpu, mixture=False)
+    other = interval_s(one, physics(), 0.05, find_gpu("mi300x").gpu, mixture=False)
     mixed = interval_s(one, physics(), 0.05, find_gpu("h100").gpu, mixture=True)
+    adapted = interval_s(one, physics(), 0.05, find_gpu("h100").gpu, mixture=False, adapters=True)
     assert other[1] > known[1]
     assert mixed[1] > known[1]
+    assert adapted[1] > known[1]
+
+
+def test_a_source_is_off_as_a_whole_so_no_interval_is_narrower_than_the_spread_between_sources():
+    one, found = step("dp=8"), physics()
+    surest = replace(found, spreads={**dict.fromkeys(found.spreads, 0.0), "source": 0.1})
+    low_s, high_s = interval_s(one, surest, 0.0, find_gpu("h100").gpu, mixture=False)
+    assert math.log(high_s / low_s) == pytest.approx(2 * 1.2816 * 0.1)
 
 
 # ------------------------------------------------------------------------------------------------------------- shapes

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,10 +10,22 @@ import pytest
 
 import benchmarks.planner
 from benchmarks.adapters_gpu import GROUPS, write_rows
-from benchmarks.planner import RANGES, public_runs, score, summary
+from benchmarks.interval_spreads import HELD, needed_spread
+from benchmarks.planner import (
+    OWN_RUNS,
+    RANGES,
+    public_runs,
+    refuses,
+    score,
+    summary,
+)
 from benchmarks.published_runs import read_runs
 from phalanx.planner.cost.step_time import TrainingMethod
-from phalanx.planner.facts.coefficient_table import coefficients, find_stack_name
+from phalanx.planner.facts.coefficient_table import (
+    coefficients,
+    find_stack_name,
+    stacks,
+)
 
 PUBLIC = public_runs()
 HEADER = (
@@ -79,6 +92,56 @@ def test_a_row_that_cannot_be_read_is_named_and_the_others_count(tmp_path):
     assert len(runs) == 1
     assert "line 3" in wrong[0]
     assert "K9000" in wrong[0].replace("k9000", "K9000")
+
+
+def test_few_columns_are_enough_and_words_for_nothing_are_no_numbers(tmp_path):
+    path = tmp_path / "ours.csv"
+    path.write_text(
+        "model,layers,hidden,heads,ffn,vocab,seq,gbs,gpu,n_gpus,tp,vpp,flash,iter_time_s,oom\n"
+        "a,32,4096,32,14336,128256,8192,16,GB200,16,2,n/a,true,2.4,\n"
+        "b,32,4096,32,14336,128256,8192,16,RTX 3090,1,-,none,yes,,OOM\n"
+    )
+    runs, wrong = read_runs(path)
+    assert wrong == []
+    assert (runs[0].layout.data, runs[0].layout.tensor, runs[0].stack) == (8, 2, "generic")
+    assert runs[0].machine.network_bytes_per_s > 1e9  # of the usual server: the row does not say, and two nodes need it
+    assert [run.failed for run in runs] == [False, True]
+    table = coefficients()
+    figures = summary(score(runs, table, set()), [], table)
+    assert (figures["rows"], figures["refused_that_ran"], figures["accepted_that_failed"]) == (2, 0, 0)
+
+
+def test_a_run_whose_recomputation_is_not_stated_is_refused_only_if_none_makes_it_fit(tmp_path):
+    path = tmp_path / "ours.csv"
+    row = DENSE.replace(",2,selective-op,", ",3,{},").replace(",8192,16,", ",8192,24,")
+    path.write_text("\n".join([HEADER, row.format("none"), row.format(""), row.format("full")]) + "\n")
+    runs, wrong = read_runs(path)
+    assert wrong == []
+    assert [refuses(run, stacks()[run.stack]) for run in runs] == [True, False, False]
+
+
+def test_published_pretrainings_name_their_source_and_hold_every_kind_of_gpu():
+    runs, wrong = read_runs(OWN_RUNS)
+    assert wrong == []
+    with OWN_RUNS.open(newline="") as file:
+        assert all(row["source_ref"] for row in csv.DictReader(file))
+    table = coefficients()
+    figures = summary(score(runs, table, {run.stack for run in runs}), [], table)
+    assert figures["mape_by_kind"]["dense"] < 0.10
+    assert figures["mape_by_kind"]["mixture"] < 0.20
+
+
+def test_the_spread_between_sources_is_the_least_that_holds_four_of_five_rows():
+    runs, _ = read_runs(OWN_RUNS)
+    scores = score(runs, coefficients(), {run.stack for run in runs})
+    needed = needed_spread(scores)
+    inside = [
+        abs(math.log1p(one.error)) <= 1.2816 * math.sqrt(one.item_variance + needed**2) * (1.0 + 1e-9) for one in scores
+    ]
+    weights = [1.0 / math.sqrt(sum(other.run.source == one.run.source for other in scores)) for one in scores]
+    held = sum(weight for weight, kept in zip(weights, inside, strict=True) if kept) / sum(weights)
+    assert HELD <= held < HELD + 0.05
+    assert needed_spread([]) == 0.0
 
 
 TUNING = f"{HEADER},method,adapters,rank,oom"

@@ -50,8 +50,8 @@ TOP_DEFAULT: Final = 5
 @click.option(
     "--precision",
     metavar="NAME",
-    help="Precision of matrix products: bf16, fp16, fp8 or fp32; with --serve of weights, also int4. "
-    "[default: the fastest of the GPU except fp8]",
+    help="Precision of matrix products: bf16, fp16, fp8, nvfp4 or fp32; with --serve of weights, also int4. "
+    "[default: the fastest of the GPU except fp8 and nvfp4]",
 )
 @click.option(
     "--stack", metavar="NAME", help="Training program to plan for: fsdp2-compile, megatron-core, deepspeed, ..."

@@ -31,6 +31,9 @@ class Physics:
         pipeline_exposed: share of the time to send activations between stages that is not hidden.
         context_exposed: the same for keys and values in the ring of context parallel ranks.
         expert_imbalance: load of the busiest expert rank, relative to the mean.
+        expert_product_s: time of one product of one expert beyond that of its arithmetic and bytes: its start and its last, partly filled tiles.
+        expert_moves: passes to sort, copy and sum the tokens of experts, relative to the count in `layer_time.py`.
+        expert_host_s: time that one core needs to issue one pass through one expert in 16 bits.
         loss: passes over logits and embeddings, relative to the count in `step.py`.
         optimizer: bytes moved per state, relative to the count in `step.py`.
         unpack: bytes moved to unpack 4-bit weights, relative to reading them and writing 16 bits.
@@ -57,6 +60,9 @@ class Physics:
     pipeline_exposed: float
     context_exposed: float
     expert_imbalance: float
+    expert_product_s: float
+    expert_moves: float
+    expert_host_s: float
     loss: float
     optimizer: float
     unpack: float
@@ -74,15 +80,21 @@ class Stack:
     Attributes:
         elementwise: factor on `Physics.elementwise`; below 1 where kernels are fused or compiled.
         host_s: time that one core needs to issue one layer's forward pass; the step cannot be faster.
+        shard_host_s: the same for the hooks of one layer that gather and release sharded parameters (ZeRO 3).
         tensor_exposed: share of tensor parallel communication that is not hidden.
         data_exposed: share of the gradient and parameter exchange at the end of a step that is never hidden.
         expert_exposed: share of the time to send tokens to their experts and back that is not hidden.
+        dispatch_once: a token is sent once to each node of its experts, instead of once to each expert.
         attention: name of the flash attention kernel: a scope of `coefficients.csv`.
         flash_shares: share of the sustained matrix rate that the kernel reaches forward, by GPU name prefix; "" for all other GPUs.
         parameter_bytes, gradient_bytes, state_bytes: stored per parameter: the copy that is multiplied, the gradient, and the
             optimizer states with the master copy.
+        shard_copy_bytes: with sharded parameters (ZeRO 3), stored per parameter beside the master copy of the optimizer.
+        live_parameters: parameters that ZeRO 3 keeps gathered, if these are more than two layers.
+        step_parameters: parameters whose gradients the optimizer turns into 32 bits at once.
         gather_bytes, reduce_bytes: sent per parameter to gather it, and to reduce its gradient.
         loss_bytes: allocated at once in the loss, per token and word of the vocabulary.
+        memory_error: least factor to either end of the 80 % interval of its memory.
         activations: stored activations relative to the count in `memory.py`; below 1 where a compiler recomputes some of them.
         stored: bytes per token that autograd keeps of one layer, by training method: per feature of the hidden state, per feature of the MLP, and
             per feature of the block's input alone, without the inputs of adapters; without the method, the count in `memory.py`.
@@ -101,14 +113,20 @@ class Stack:
     tensor_exposed: float
     data_exposed: float
     expert_exposed: float = 1.0
+    shard_host_s: float = 0.0
+    dispatch_once: bool = False
     attention: str = "flash2"
     flash_shares: Mapping[str, float] = field(default_factory=dict)
     parameter_bytes: float = 2.0
     gradient_bytes: float = 4.0
     state_bytes: float = 12.0
+    shard_copy_bytes: float = 0.0
+    live_parameters: float = 0.0
+    step_parameters: float = 0.0
     gather_bytes: float = 2.0
     reduce_bytes: float = 4.0
     loss_bytes: float = 10.0
+    memory_error: float = 1.0
     activations: float = 1.0
     stored: Mapping[str, Sequence[float]] = field(default_factory=dict)
     whole_gradients: bool = False

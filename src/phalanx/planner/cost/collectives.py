@@ -100,14 +100,12 @@ class RankNetwork:
         """Return the rate to the rank `stride` further, with one pair of ranks per device."""
         return self.local_bytes_per_s(stride + 1) if stride < self.island else self.far_bytes_per_s
 
-    def all_to_all_s(self, group: RankGroup, sent_bytes: float) -> float:
-        """Return the time for each rank to send `sent_bytes` in equal parts to all ranks and itself. Parts for its own node use the links."""
+    def all_to_all_s(self, group: RankGroup, near_bytes: float, far_bytes: float) -> float:
+        """Return the time in which each rank sends `near_bytes` to ranks of its link domain and, at the same time, `far_bytes` beyond."""
         if group.size == 1:
             return 0.0
-        far = (group.size - group.near) / group.size
-        near = (group.near - 1) / group.size
         local = self._all_to_all_near or (group.bytes_per_s if group.size <= group.near else self.near_bytes_per_s)
-        seconds = max(sent_bytes * near / local, sent_bytes * far / (self._all_to_all_far or self.far_bytes_per_s))
+        seconds = max(near_bytes / local, far_bytes / (self._all_to_all_far or self.far_bytes_per_s))
         return seconds + group.latency_s * math.log2(group.size)
 
 

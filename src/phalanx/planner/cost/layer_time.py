@@ -9,6 +9,9 @@ t tensor parallel ranks.
     an adapter           of K inputs and N outputs, as peft computes it beside a frozen matrix: its input cast to 32 bits and back and read (14 K),
                          its output written, scaled and added (12 N); backward 22 K + 8 N; bytes per token
     unpacking            4-bit weights read and 16 bits written, in every pass
+    experts              products of the tokens of one expert, padded to whole tiles, and `expert_product_s` for each
+    expert all-to-all    T copies of d features to the ranks of a token's experts and back. Of k experts on N nodes, N (1 - (1 - 1/N)^k)
+                         nodes are visited; a stack that sends a token once per node, and from there to each rank once, sends that many
     tensor parallel      two all-reduces of T d forward and two backward; as gather and scatter where sequence parallel (same bytes)
 Sources: roofline with partial overlap after S. Williams, A. Waterman, D. Patterson, CACM 52(4), 2009; flash attention's FLOPs
 T. Dao, "FlashAttention-2", 2023, section 4.1; tensor parallel V. Korthikanti et al., 2022, section 4. The passes are our own count of
@@ -29,12 +32,18 @@ from phalanx.planner.cost.model_shape import ModelShape
 ACTIVATION_BYTES: int = 2
 """Size of one activation in bf16 or fp16."""
 
+NARROW: tuple[str, ...] = ("fp8", "nvfp4")
+"""Precisions whose products have operands of a byte or less, cast from 16 bits. Everything else stays in 16 bits."""
+
+TILE_ROWS: float = 128.0
+"""Rows of one tile of a matrix product. Each expert's last tile is half empty on average. Source: 128 x 128 and 128 x 256 tiles of CUTLASS."""
+
 PACKED_WEIGHT_BYTES: float = 4.127 / 8.0
 """Size of one weight in NF4 with double quantisation. Source: T. Dettmers et al., "QLoRA", 2023, section 3."""
 
 
 def activation_bytes(precision: str) -> int:
-    """Return the size of one activation; fp8 training stores 16 bits between products."""
+    """Return the size of one activation; fp8 and nvfp4 training store 16 bits between products."""
     return 2 * ACTIVATION_BYTES if precision == "fp32" else ACTIVATION_BYTES
 
 
@@ -72,8 +81,8 @@ class SustainedRates:
         self.matmul = sustained_flops(machine, physics, precision if precision in {"fp16", "fp32"} else "bf16")
         self.linear = self.matmul
         self.cast = 0.0
-        if precision == "fp8" and ("fp8" in gpu.flops or "fp8" in gpu.best_flops):
-            self.linear = sustained_flops(machine, physics, "fp8") * physics.fp8_share
+        if precision in NARROW and (precision in gpu.flops or precision in gpu.best_flops):
+            self.linear = sustained_flops(machine, physics, precision) * physics.fp8_share
             self.cast = physics.fp8_cast
         if machine.measured is not None and machine.measured.memory_bytes_per_s:
             self.bytes = machine.measured.memory_bytes_per_s
@@ -136,8 +145,12 @@ def layer_time(
     matmul_back = sum(_backward_s(rates, one, frozen=frozen) for one in products)
     if mixture and model.mixture is not None:
         experts = tuple(_expert_products(model, layout, tokens, physics))
-        matmul += sum(count * rates.product_s(*one) for count, one in experts)
-        matmul_back += sum(count * _backward_s(rates, one, frozen=frozen) for count, one in experts)
+        extra = physics.expert_product_s
+        matmul += sum(count * (rates.product_s(*one) + extra) for count, one in experts)
+        matmul_back += sum(
+            count * (_backward_s(rates, one, frozen=frozen) + (1.0 if frozen else 2.0) * extra)
+            for count, one in experts
+        )
     attend, attend_back = _attention_s(model, layout, tokens, seq, rates, physics, flash=flash)
     small, small_back = _small_s(model, layout, tokens, rates, physics, stack, mixture=mixture)
     unpack = physics.unpack * _unpack_s(model, layout, rates, mixture=mixture) if packed else 0.0
@@ -146,7 +159,7 @@ def layer_time(
     small_back += unpack + 22.0 * inputs + 8.0 * outputs
     tensor = _tensor_s(model, layout, tokens, network) * stack.tensor_exposed
     context = _context_s(model, layout, tokens, network) * physics.context_exposed
-    expert = _expert_s(model, layout, tokens, network, physics) * stack.expert_exposed if mixture else 0.0
+    expert = _expert_s(model, layout, tokens, network, physics, stack) * stack.expert_exposed if mixture else 0.0
     forward = LayerPass(
         matmul=matmul, attention=attend, elementwise=small, tensor=tensor, context=context, expert=expert
     )
@@ -213,7 +226,7 @@ def _expert_products(
     if mixture is None:
         return
     local = mixture.experts / layout.expert
-    rows = tokens * layout.expert * mixture.per_token / mixture.experts * physics.expert_imbalance
+    rows = tokens * layout.expert * mixture.per_token / mixture.experts * physics.expert_imbalance + TILE_ROWS / 2.0
     width = mixture.ffn / layout.tensor
     yield local, (rows, model.hidden, (model.mlp_matrices - 1) * width)
     yield local, (rows, width, model.hidden)
@@ -253,7 +266,8 @@ def _small_s(
     if mixture and model.mixture is not None:
         width = model.mixture.visited_ffn / t
         moved = model.mixture.per_token * d  # tokens are copied to their experts and back, and summed
-        forward, backward = forward + 4.0 * moved, backward + 4.0 * moved
+        forward += 4.0 * physics.expert_moves * moved
+        backward += 4.0 * physics.expert_moves * moved
     forward += (3.5 if model.gated else 2.5) * width
     backward += (5.5 if model.gated else 3.5) * width
     each = physics.elementwise * stack.elementwise * tokens * rates.width / rates.bytes
@@ -284,11 +298,26 @@ def _context_s(model: ModelShape, layout: Layout, tokens: float, network: RankNe
     return (layout.context - 1) * tokens * features / layout.tensor * activation_bytes(layout.precision) / hop
 
 
-def _expert_s(model: ModelShape, layout: Layout, tokens: float, network: RankNetwork, physics: Physics) -> float:
+def _expert_s(
+    model: ModelShape, layout: Layout, tokens: float, network: RankNetwork, physics: Physics, stack: Stack
+) -> float:
     """Return the time to send tokens to their experts and back. Experts lie on neighbouring ranks that process different tokens."""
     if model.mixture is None or layout.expert == 1:
         return 0.0
     group = network.group(layout.expert, layout.stride(Axis.CONTEXT))
-    sent = tokens / layout.tensor * model.mixture.per_token * model.hidden * physics.expert_imbalance
-    sent *= activation_bytes(layout.precision)
-    return 2.0 * network.all_to_all_s(group, sent)
+    near, far = expert_copies(group.size, group.near, model.mixture.per_token, once=stack.dispatch_once)
+    token = tokens / layout.tensor * model.hidden * activation_bytes(layout.precision) * physics.expert_imbalance
+    return 2.0 * network.all_to_all_s(group, token * near, token * far)
+
+
+def expert_copies(ranks: int, near: int, per_token: int, *, once: bool) -> tuple[float, float]:
+    """Return how many copies of one token are sent within link domains of `near` ranks, and between them, for evenly chosen experts.
+
+    With `once`, a token is sent once to each other node, and inside each node once to each rank, whatever the number of its experts there.
+    Source: DeepSeek-AI, "DeepSeek-V3", 2024, section 3.2.2.
+    """
+    if not once:
+        return per_token * (near - 1) / ranks, per_token * (ranks - near) / ranks
+    nodes = ranks / near
+    visited = 1.0 - (1.0 - 1.0 / ranks) ** per_token
+    return (ranks - 1) * visited, (nodes - 1.0) * (1.0 - (1.0 - 1.0 / nodes) ** per_token)

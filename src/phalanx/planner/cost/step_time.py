@@ -23,6 +23,7 @@ from phalanx.core.work.layouts.layout import Axis, Layout, Recompute
 from phalanx.planner.cost.coefficients import Physics, Stack
 from phalanx.planner.cost.collectives import RankNetwork
 from phalanx.planner.cost.layer_time import (
+    NARROW,
     PACKED_WEIGHT_BYTES,
     LayerTime,
     SustainedRates,
@@ -36,6 +37,8 @@ OVERLAP_EXPONENT = 6.0
 """Exponent with which overlapping computing and gathering combine: nearly the longer of the two. Prefetching is never perfect."""
 MIXTURE_KERNELS = 2.0
 """Kernels of a mixture layer per kernel of a dense layer: router, permutation and groups in addition to the products."""
+EXPERT_CASTS = 3.0
+"""Kernels issued for one expert in fp8 per kernel in 16 bits: both operands of each product are cast and transposed, expert by expert."""
 HIDING_SHARE = 0.7
 """Share of the time of one micro-batch that can hide the exchange of gradients: its backward pass."""
 
@@ -121,28 +124,28 @@ class StepTimeCalculator:
         physics = self.physics
         micro_batches, stages, runs = layout.micro_batches, layout.pipeline, layout.interleave
         items = dict.fromkeys(StepItem, 0.0)
-        # The stage with the most layers determines the time.
-        uneven = -(-self.task.model.layers // stages) * stages / self.task.model.layers
-        stage_s = 0.0
-        for layer, count, kernels in zip(self._layer(layout), self._counts(), (1.0, MIXTURE_KERNELS), strict=True):
-            per_stage = count / stages * uneven
-            if not per_stage:
-                continue
-            spent = self._layer_items(layer, layout, kernels)
-            stage_s += per_stage * sum(spent.values())
-            for item, seconds in spent.items():
-                items[item] += per_stage * micro_batches * seconds
+        spent = [
+            self._layer_items(layer, layout, mixture=mixture)
+            for layer, mixture in zip(self._layer(layout), (False, True), strict=True)
+        ]
+        layers = self.task.model.layers
+        shares = [count / layers for count in self._counts()]
+        layer_s = sum(share * sum(one.values()) for share, one in zip(shares, spent, strict=True))
         output_s, embed_s = self._ends(layout)
         sends_s = self._sends_s(layout)
-        busiest_s = stage_s + max(output_s, embed_s)
-        mean_s = stage_s + (output_s + embed_s) / stages if stages > 1 else busiest_s + embed_s
-        items[StepItem.LOSS] = micro_batches * (max(output_s, embed_s) if stages > 1 else output_s + embed_s)
+        per_stage, busiest_s = _busiest_stage(layers, layout, layer_s, output_s, embed_s)
+        for share, one in zip(shares, spent, strict=True):
+            for item, seconds in one.items():
+                items[item] += per_stage * share * micro_batches * seconds
+        stage_s = per_stage * layer_s
+        mean_s = layers / stages * layer_s + (output_s + embed_s) / stages
+        items[StepItem.LOSS] = micro_batches * (busiest_s - stage_s)
         items[StepItem.PIPELINE] = micro_batches * sends_s
         items[StepItem.BUBBLE] = (stages - 1) / runs * (mean_s + sends_s)
         items[StepItem.GRADIENTS] = self._gradients_s(layout, stage_s)
         items[StepItem.OPTIMIZER] = self._optimizer_s(layout)
         items[StepItem.FIXED] = physics.step_s
-        return StepTime(items=items, total_s=sum(items.values()), stages=(stage_s, stage_s + output_s))
+        return StepTime(items=items, total_s=sum(items.values()), stages=(stage_s, max(stage_s, busiest_s)))
 
     def _layer(self, layout: Layout) -> tuple[LayerTime, LayerTime]:
         """Return the costs of a dense layer and of a mixture layer."""
@@ -176,8 +179,8 @@ class StepTimeCalculator:
         model = self.task.model
         return (model.dense_layers, model.layers - model.dense_layers)
 
-    def _layer_items(self, layer: LayerTime, layout: Layout, kernels: float) -> dict[StepItem, float]:
-        """Return seconds of one layer and micro-batch by item. `kernels`: issued kernels relative to a dense layer."""
+    def _layer_items(self, layer: LayerTime, layout: Layout, *, mixture: bool) -> dict[StepItem, float]:
+        """Return seconds of one layer and micro-batch by item."""
         forward, backward = layer.forward, layer.backward
         gather_s, reduce_s = self._shard_s(layout)
         run = forward.total_s
@@ -186,7 +189,7 @@ class StepTimeCalculator:
         shown += _overlapped(back, gather_s + reduce_s, self.physics.interference) - back
         device = run + back + shown
         passes = 3.0 if layout.recompute is Recompute.FULL else 2.0
-        host = (self.stack.host_s + self.physics.adapter_s * len(self.task.adapted)) * passes * kernels
+        host = passes * self._host_s(layout, mixture=mixture)
         sharp = self.physics.host_sharpness
         longest = max(device, host)
         whole: float = longest * ((device / longest) ** sharp + (host / longest) ** sharp) ** (1.0 / sharp)
@@ -201,6 +204,17 @@ class StepTimeCalculator:
             StepItem.SHARD: shown,
             StepItem.HOST: whole - device,
         }
+
+    def _host_s(self, layout: Layout, *, mixture: bool) -> float:
+        """Return the time to issue one pass through one layer. A mixture issues the products of each of its experts on this rank."""
+        seconds = self.stack.host_s + self.physics.adapter_s * len(self.task.adapted)
+        if layout.zero == 3:
+            seconds += self.stack.shard_host_s
+        if not mixture or self.task.model.mixture is None:
+            return seconds
+        casts = EXPERT_CASTS if layout.precision in NARROW else 1.0
+        local = self.task.model.mixture.experts / layout.expert
+        return seconds * MIXTURE_KERNELS + self.physics.expert_host_s * casts * local
 
     def _shard_s(self, layout: Layout) -> tuple[float, float]:
         """Return the time to gather the sharded parameters of one layer, and to reduce its gradients."""
@@ -237,7 +251,11 @@ class StepTimeCalculator:
         return 2.0 * layout.interleave * hop * self.physics.pipeline_exposed
 
     def _gradients_s(self, layout: Layout, stage_s: float) -> float:
-        """Return the exchange once per step. ZeRO 2 also reduces after every other micro-batch, as it stores only a shard of the gradients."""
+        """Return the exchange once per step.
+
+        ZeRO 2 also reduces after every other micro-batch, as it stores only a shard of the gradients. In a pipeline, whose micro-batches
+        alternate, and in stacks that add up whole gradients, it reduces once.
+        """
         stack, network = self.stack, self.network
         if layout.zero == 3:
             group = network.axis(layout, Axis.REPLICATE)
@@ -258,7 +276,7 @@ class StepTimeCalculator:
         seconds = max(stack.data_exposed * (reduce + gather), reduce + gather - HIDING_SHARE * stage_s)
         if stack.data_exposed >= 1.0:
             seconds = reduce + gather
-        if layout.zero == 2:
+        if layout.zero == 2 and layout.pipeline == 1 and not stack.whole_gradients:
             seconds += (layout.micro_batches - 1) * self.physics.interference * reduce
         return seconds
 
@@ -278,6 +296,27 @@ class StepTimeCalculator:
         if precision not in self._rates:
             self._rates[precision] = SustainedRates(self.machine, self.physics, self.stack, precision)
         return self._rates[precision]
+
+
+def _busiest_stage(layers: int, layout: Layout, layer_s: float, output_s: float, embed_s: float) -> tuple[float, float]:
+    """Return the layers of a middle stage, and the time of one micro-batch on the busiest stage.
+
+    Layers that the stages (and their runs) divide are shared equally. Others are laid out by hand in practice: the last stage, which has the
+    output, gets fewer of them, so that the busiest stage is as short as possible.
+    """
+    stages = layout.pipeline
+    if stages == 1:
+        return layers, layers * layer_s + output_s + embed_s
+    if layers % (stages * layout.interleave) == 0:
+        return layers / stages, layers / stages * layer_s + max(output_s, embed_s)
+    most = -(-layers // stages)
+
+    def busiest(last: int) -> tuple[float, float]:
+        middle = -(-(layers - last) // (stages - 1))
+        return max(middle * layer_s + embed_s, last * layer_s + output_s), middle
+
+    longest_s, middle = min(busiest(last) for last in range(most + 1))
+    return middle, longest_s
 
 
 def gather_bytes(task: TrainingTask, layout: Layout, stack: Stack) -> float:

@@ -85,12 +85,17 @@ def stacks_from(table: Sequence[Coefficient]) -> dict[str, Stack]:
     known = {field.name for field in fields(Stack)}
     out = {}
     for name, description in described.items():
-        given: dict[str, Any] = dict(numbers[str(description.get("like", name))])
+        given: dict[str, Any] = dict(numbers[numbers_of(name)])
         for key, value in description.items():
             if key in known:
                 given[key] = tuple(value) if isinstance(value, list) else value
         out[name] = Stack(name=name, flash_shares=shares[description["attention"]], **given)
     return out
+
+
+def numbers_of(stack: str) -> str:
+    """Return the name of the stack whose numbers in the table this stack has: its own, or that of its nearest kin."""
+    return str(_descriptions()[stack].get("like", stack))
 
 
 def find_stack(text: str) -> Stack:

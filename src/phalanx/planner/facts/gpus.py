@@ -28,6 +28,7 @@ _RATE_COLUMNS: Final = (
     "bf16_tflops",
     "fp16_tflops",
     "fp8_tflops",
+    "nvfp4_tflops",
     "fp32_tflops",
     "best_bf16_tflops",
     "best_fp8_tflops",

@@ -54,7 +54,12 @@ def evaluate_layout(
     step = (costs or step_time_calculator(request)).step_time(layout)
     held = estimate_memory(training_task(request), layout, request.machine.gpu, request.stack)
     low_s, high_s = interval_s(
-        step, request.physics, request.stack.spread, request.machine.gpu, mixture=request.model.mixture is not None
+        step,
+        request.physics,
+        request.stack.spread,
+        request.machine.gpu,
+        mixture=request.model.mixture is not None,
+        adapters=request.method is not TrainingMethod.FULL,
     )
     slowdown = request.machine.measured.slowdown if request.machine.measured is not None else 1.0
     low_s, middle_s, high_s = low_s * slowdown, step.total_s * slowdown, high_s * slowdown

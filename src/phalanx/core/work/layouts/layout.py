@@ -71,7 +71,7 @@ class Layout:
         zero: what `shard` splits: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too (FSDP2).
         micro_batch: sequences that one rank computes at once.
         micro_batches: micro-batches per step; the global batch is micro_batch * micro_batches * data.
-        precision: of the matrix products: "bf16", "fp16", "fp8" or "fp32".
+        precision: of the matrix products: "bf16", "fp16", "fp8", "nvfp4" or "fp32".
         order: axes, innermost first, that define a rank's number.
     """
 
@@ -237,7 +237,7 @@ def _recompute(value: object) -> Recompute:
         raise BadRequest(f"layout: recompute is {value!r}; it must be one of {', '.join(known)}") from None
 
 
-PRECISIONS: Final = ("bf16", "fp16", "fp8", "fp32")
+PRECISIONS: Final = ("bf16", "fp16", "fp8", "nvfp4", "fp32")
 
 
 def _precision(value: object) -> str:
