@@ -4,10 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.controller.step_result import ControllerTime
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node_pool import NodePool, NodeTemplate, PaidBy, PoolNodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, PoolId, UserId
 from phalanx.core.months import month_bounds_s, month_of
+from phalanx.core.scheduling.outlook.bursting import BurstRules
+from phalanx.core.scheduling.outlook.counterfactuals import ChangeKind, CounterfactualSearch
+from phalanx.core.scheduling.outlook.forecast import Forecast
+from phalanx.core.scheduling.outlook.what_if import trim_snapshot, what_if
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import PutNodePool, PutProject, PutQueue, SubmitJob
 from phalanx.core.work.burst_rule import parse_burst_rule
@@ -338,3 +343,23 @@ def test_the_month_of_a_pool_is_what_the_provider_charged(billed):
     assert len(burst.cluster.provider.nodes) >= 1
     assert burst.own_pool.charged.usd == pytest.approx(charged)
     assert charged > 0.0
+
+
+def test_suggestions_for_a_job_that_is_kept_off_do_not_start_it_on_a_rented_node():
+    burst = Burst("always", min_nodes=1)
+    burst.run(2 * BOOT)
+    burst.run(
+        60.0, PutQueue(queue=Queue(id=QUEUE, burst=parse_burst_rule("never"))), burst.submit(10, preemptible=False)
+    )
+    burst.run(60.0, burst.submit(1))
+    job, now = JobId("2"), ControllerTime(wall_s=burst.now_s, boot_s=burst.now_s)
+    found = burst.cluster.controller.read_snapshot(now, job_id=job)
+    predictor = found.run_times.predictor()
+    for rules, starts in ((BurstRules(lambda: predictor), False), (None, True)):
+        trial = what_if(trim_snapshot(found.snapshot, burst.world.jobs[job]), found.scheduler, rules)
+        assert trial.starts(job) is starts
+        if rules is not None:
+            search = CounterfactualSearch(
+                Forecast(trial, predictor), burst.world.jobs[job], found.scheduler, lambda: True
+            )
+            assert [change.kind for change in search.find()] == [ChangeKind.WAIT]  # for the job on the own node

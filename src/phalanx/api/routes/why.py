@@ -260,11 +260,12 @@ class _Explanation:
         self.now_s = found.snapshot.now_s
         self.job = job
         predictor = found.run_times.predictor()
-        self._rules = BurstRules(
+        rules = BurstRules(
             lambda: predictor, lambda: {project.id: project for project in services.store.records(PROJECTS)}
         )
-        trial = what_if(trim_snapshot(found.snapshot, job), found.scheduler, self._rules)
+        trial = what_if(trim_snapshot(found.snapshot, job), found.scheduler, rules)
         self.forecast = Forecast(trial, predictor)
+        self._choice = rules.choices.get(job.id)  # before trials of changed jobs
         until_s = services.clock.boottime_s() + TRIAL_TIME_S
         self.search = CounterfactualSearch(
             self.forecast, job, found.scheduler, lambda: services.clock.boottime_s() < until_s
@@ -285,7 +286,7 @@ class _Explanation:
     @property
     def burst(self) -> BurstView | None:
         """Both sides for a waiting job whose rule was asked."""
-        choice = self._rules.choices.get(self.job.id)
+        choice = self._choice
         if choice is None:
             return None
         return BurstView(

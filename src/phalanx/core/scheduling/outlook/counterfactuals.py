@@ -155,7 +155,7 @@ class CounterfactualSearch:
 
     def _starts(self, snapshot: Snapshot) -> bool:
         self.trials += 1
-        trial = what_if(snapshot, self._live)
+        trial = what_if(snapshot, self._live, self.scheduler.order_rules)
         starts = trial.starts(self.job.id)
         trial.release()
         return starts
