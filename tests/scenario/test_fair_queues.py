@@ -2,8 +2,9 @@
 
 import pytest
 
-from phalanx.core.ids import QueueId
+from phalanx.core.ids import JobId, QueueId
 from phalanx.core.scheduling.policies import POLICIES, PolicyParameters
+from phalanx.core.scheduling.policies.reserved_share import unserved_s
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.work.job import WaitReasonCode
 from tests.builders import job, lined, make_fleet, plan_of, queue
@@ -274,6 +275,23 @@ def test_endless_small_jobs_do_not_starve_a_large_one(gpus, fleet):
             break
     assert cell.runs("big")
     assert minute * 60.0 <= HOUR + knobs.overdue_s * (1.0 + knobs.overdue_load_factor * 2.0)
+
+
+def test_time_not_served_is_known_to_a_new_board():
+    """A changed queue makes a new board, on which a running job keeps its account."""
+    cell = Cell(make_fleet("r: n0=8"))
+    cell.submit(job("first", gpus=8), lasts_s=HOUR)
+    cell.submit(job("late", gpus=8), lasts_s=1e9)
+    cell.go_on(3 * HOUR)
+    assert cell.runs("late")
+    before = cell.scheduler.entries[JobId("late")]
+    waited_s = unserved_s(before, cell.now_s)
+    assert waited_s > 1000.0
+    cell.put(queue("other"))
+    cell.go_on(60.0)
+    after = cell.scheduler.entries[JobId("late")]
+    assert after is not before
+    assert unserved_s(after, cell.now_s) == pytest.approx(waited_s)
 
 
 def test_limits_of_users_let_everybody_in():

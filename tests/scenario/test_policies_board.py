@@ -6,8 +6,10 @@ import pytest
 
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import DecisionKind, JobEntry
+from phalanx.core.scheduling.hazard_table import HazardTable
 from phalanx.core.scheduling.policies import POLICIES, PolicyParameters, policy_named
 from phalanx.core.scheduling.policies.default import DefaultPolicy
+from phalanx.core.scheduling.policies.reserved_share import ReservedShare, unserved_s
 from phalanx.simulator.board_replay import replay_board
 from phalanx.simulator.fleet import equal_nodes
 from phalanx.simulator.report import build_report
@@ -101,6 +103,20 @@ def test_small_jobs_move_into_holes_so_that_a_gang_gets_its_node():
     assert verbs(board) == [(DecisionKind.MOVE, 1, ((0, 1),)), (DecisionKind.START, 2, ((1, 8),))]
 
 
+@pytest.mark.parametrize(("stops", "moves", "moved"), [(0, 63, 1), (30, 34, 0), (0, 64, 0)])
+def test_a_job_that_was_stopped_and_moved_as_often_as_allowed_stays(stops, moves, moved):
+    """The larger job goes instead."""
+    board, policy = board_of([8, 8])
+    often = entry(1, 1)
+    often.stops, often.moves = stops, moves
+    run_on(board, entry(0, 7), ((0, 7),))
+    run_on(board, often, ((1, 1),))
+    board.take_decisions()
+    board.add_waiting(entry(2, 8, 3000.0))
+    policy.decide(3000.0)
+    assert [seq for kind, seq, _ in verbs(board) if kind is DecisionKind.MOVE] == [moved]
+
+
 def test_scattered_devices_are_not_taken_for_a_gang_that_needs_one_node():
     # Four nodes with 2 free each: 8 free in total. The cheapest set on ONE node goes, and nothing elsewhere.
     board, policy = board_of([8, 8, 8, 8])
@@ -186,3 +202,34 @@ def test_endless_small_jobs_past_capacity_do_not_starve_a_gang():
     waited = next(one for one in replayed.jobs if one.job is gang)
     ahead = 1  # the one small job that was submitted before it had started: nobody who came before it waits
     assert waited.first_start_s - 25.0 <= 7200.0 * (1 + ahead / 8) + knobs.run_min_s + 600.0 + knobs.round_s
+
+
+def test_limit_counts_waits_restarts_and_lost_work_of_the_whole_life():
+    """A job that started at once and is stopped again and again starves as one that never started."""
+    board = Board([8], restart_cost_s=60.0)
+    need = board.need_of(8)
+    entry = JobEntry(seq=1, job_class=board.job_class((need,)), submit_s=0.0)
+    board.add_waiting(entry)
+    for start_s in (0.0, 1000.0, 2000.0):
+        board.start(entry, need, ((0, 8),), start_s)
+        board.stop(entry, start_s + 700.0)
+    assert unserved_s(entry, 3000.0) == 3000.0 - 3 * (700.0 - 60.0)
+    share = ReservedShare(board, HazardTable(), PolicyParameters(overdue_s=1500.0, overdue_service_factor=0.0))
+    assert share.promote([entry], 3000.0 + 419.0) == []
+    assert share.promote([entry], 3000.0 + 421.0) == [entry]
+
+
+def test_a_gang_that_is_stopped_for_ever_younger_ones_is_overdue_at_its_limit():
+    """The audit's case: it starts at once, and each later gang is worth more. Without a limit it waits until no other comes."""
+    young = [job(f"y{number}", 8, 2400.0 * (1 + number), 1900.0, label="young") for number in range(150)]
+    old = job("old", 8, 0.0, 40_000.0, label="old")
+
+    def wait_s(limit_s: float) -> float:
+        knobs = PolicyParameters(overdue_s=limit_s, overdue_service_factor=0.0, hysteresis=1.0)
+        first = replay_board([old, *young], equal_nodes(1, 8), lambda: DefaultPolicy(knobs)).jobs[0]
+        assert first.first_start_s == 0.0
+        assert first.preemptions > 2
+        return first.wait_s
+
+    assert wait_s(20_000.0) < 20_000.0 + 1900.0 + 1800.0 + 60.0
+    assert wait_s(float("inf")) > 2 * 20_000.0

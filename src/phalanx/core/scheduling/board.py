@@ -457,8 +457,6 @@ class Board:
         del self.running[entry.seq]
         self._listener.on_stopped(entry, now_s)
         self._release(entry)
-        if entry.started_s >= 0.0:
-            entry.waited_s -= max(0.0, entry.started_s - entry.waiting_since_s)
         entry.started_s = NEVER_S
         self.waiting[entry.seq] = entry
         self._listener.on_waiting(entry)
@@ -496,7 +494,6 @@ class Board:
         """Decide a start. The policy removes the entry from its own order."""
         del self.waiting[entry.seq]
         self.running[entry.seq] = entry
-        entry.waited_s += now_s - entry.waiting_since_s
         entry.started_s = now_s
         entry.lost_nodes = False
         self._hold(entry, need, places)

@@ -102,7 +102,6 @@ class JobEntry:
         service_max_s: the longest service it has reached, including work lost by a stop.
         saved_s: when it last saved, if it does not save when asked to stop; -1 if it does, so that a stop loses nothing.
         waiting_since_s: start of the current wait.
-        waited_s: earlier waiting time.
         places, need: where it runs, and for which need; empty while it waits.
         held: everything that it holds while it runs.
         shared_devices: the device of each place that it has a share of, or its MIG slices there; empty for whole devices.
@@ -127,7 +126,6 @@ class JobEntry:
     started_s: float = NEVER_S
     saved_s: float = NEVER_S
     waiting_since_s: float = 0.0
-    waited_s: float = 0.0
     places: Places = ()
     need: Need | None = None
     held: Resources = NO_RESOURCES

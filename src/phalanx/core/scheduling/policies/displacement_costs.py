@@ -59,17 +59,18 @@ class DisplacementCosts:
             and not entry.never_stopped
             and entry.protected_until_s <= now_s
             and not entry.overdue
-            and entry.stops < self.stops_max
+            and entry.stops + entry.moves < self.stops_max
         )
 
     def movable(self, entry: JobEntry, now_s: float) -> bool:
-        """Whether the entry may be moved: on one node, and not moved recently."""
+        """Whether the entry may be moved: on one node, not moved recently, and displaced less often than the most by its equals."""
         return (
             len(entry.places) == 1
             and entry.places[0][1] > 0
             and entry.placed_s + self.move_min_s <= now_s
             and entry.job_class.rank <= self.rank
             and not entry.never_stopped
+            and (entry.job_class.rank < self.rank or entry.stops + entry.moves < self.stops_max)
         )
 
     def refresh(self, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The constants of the default policy; docs/decisions/0018 gives the source of each."""
+"""The constants of the default policy; docs/decisions/0018 gives the source of each, and 0106 that of the limit after which a job is overdue."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ class PolicyParameters:
         run_min_s: guaranteed run after a start, against jobs of equal priority.
         run_min_by_right_s: the same against a higher priority and against the owner of borrowed quota.
         move_min_s: least time between two moves of a job.
-        stops_max: preemptions of one job; past that only a reclaim of quota stops it.
+        stops_max: preemptions of one job; past that only a reclaim of quota stops it. Past as many preemptions and moves no job of equal
+            priority displaces it.
         grow_min_s: least time between a start or move of an elastic job and its growth.
         refit_s: interval at which hazards are recomputed.
-        overdue_s: least wait after which a job is overdue; infinite to disable.
+        overdue_s: least time not served after which a job is overdue; infinite to disable.
         overdue_service_factor: mean service times after which a job is overdue, if longer than `overdue_s`.
         overdue_load_factor: factor by which the limit grows for each fleet's worth of GPUs that waited before the job.
         overdue_share: share of the fleet that overdue jobs may use ahead of all other jobs.
@@ -35,9 +36,9 @@ class PolicyParameters:
     stops_max: int = 64
     grow_min_s: float = 600.0
     refit_s: float = 3600.0
-    overdue_s: float = 432_000.0
-    overdue_service_factor: float = 25.0
-    overdue_load_factor: float = 12.0
-    overdue_share: float = 0.0625
+    overdue_s: float = 259_200.0
+    overdue_service_factor: float = 5.0
+    overdue_load_factor: float = 2.0
+    overdue_share: float = 0.125
     allow_stops: bool = True
     allow_moves: bool = True

@@ -1,6 +1,7 @@
-"""Overdue jobs: a job that has waited past its limit goes before all other jobs, within a small reserved share of the fleet.
+"""Overdue jobs: a job that was not served for longer than its limit goes before all other jobs, within a reserved share of the fleet.
 
-docs/scheduling.md states and proves the resulting bound on waiting times.
+The time not served counts from the submit: every wait, and all work that stops and moves cost. docs/scheduling.md states and proves the
+resulting bound; docs/decisions/0106 gives the source of the limit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class ReservedShare:
             entry.overdue = False
 
     def promote(self, heads: Iterable[JobEntry], now_s: float) -> list[JobEntry]:
-        """Of the jobs next in line, mark those that waited past their limit as overdue, the longest wait first, while the share is not used up.
+        """Of the jobs next in line, mark those past their limit as overdue, the longest time not served first, while the share is not used up.
 
         Returns:
             Those.
@@ -39,20 +40,18 @@ class ReservedShare:
         if base_s == inf:
             return promoted
         late = {
-            entry.seq: waited_s
-            for entry in heads
-            if not entry.overdue and (waited_s := self._waited_s(entry, now_s)) > base_s
+            entry.seq: lost_s for entry in heads if not entry.overdue and (lost_s := unserved_s(entry, now_s)) > base_s
         }
         if not late or self.gpus_used >= self.parameters.overdue_share * self.gpus_total:
             return promoted
         found: list[tuple[float, int, JobEntry]] = []
         older = 0  # GPUs of jobs submitted before: later jobs cannot postpone a job's limit
         for entry in sorted_by_submit(self.board.waiting.values()):
-            waited = late.get(entry.seq)
-            if waited is not None and waited > base_s * (
+            late_s = late.get(entry.seq)
+            if late_s is not None and late_s > base_s * (
                 1.0 + self.parameters.overdue_load_factor * older / self.gpus_total
             ):
-                found.append((-waited, entry.seq, entry))
+                found.append((-late_s, entry.seq, entry))
             older += entry.gpus
         for _, _, entry in sorted(
             found
@@ -64,10 +63,14 @@ class ReservedShare:
         return promoted
 
     def base_s(self) -> float:
-        """The wait after which a job that found no other waiting is overdue: it scales with the service times."""
+        """The time not served after which a job that found no other waiting is overdue: it scales with the service times."""
         mean_s = self.table.served_s / max(1, self.table.events)
         return max(self.parameters.overdue_s, self.parameters.overdue_service_factor * mean_s)
 
-    def _waited_s(self, entry: JobEntry, now_s: float) -> float:
-        """Its total waiting time, and the cost of its stops and moves."""
-        return entry.waited_s + now_s - entry.waiting_since_s + self.board.restart_cost_s * (entry.stops + entry.moves)
+
+def unserved_s(entry: JobEntry, now_s: float) -> float:
+    """The time since its submit in which nothing was done that is kept: waits, restarts and lost work.
+
+    It follows from the records alone, so that a new board or head counts the earlier life of a job as well.
+    """
+    return now_s - entry.submit_s - entry.service_s(now_s)
