@@ -191,3 +191,40 @@ def test_learned_positions_bound_the_sequence(typed):
         "gpt2 has position vectors for 1024 positions, not 2048"
         in typed("gpt2", "--gpus", "h100:1", "--seq", "2048")[2]
     )
+
+
+# ---- the layout that everyone knows ---------------------------------------------------------------------------------
+
+
+def test_fsdp_over_all_gpus_stands_beside_the_best(typed):
+    _, out, _ = typed("llama-3-8b", "--gpus", "2xh100:8", "--json")
+    found = json.loads(out)
+    simple = found["simple"]
+    assert simple["fits"] is True
+    assert simple["text"].startswith("fsdp=16")
+    assert simple["layout"]["zero"] == 3
+    assert simple["step"]["mid_s"] >= found["layouts"][0]["step"]["mid_s"]
+    assert "slower" in simple["why"]
+    _, page, _ = typed("llama-3-8b", "--gpus", "2xh100:8")
+    assert f"simple layout {simple['text']}: " in page
+
+
+def test_a_simple_layout_that_does_not_fit_says_what_is_too_large(typed):
+    _, out, _ = typed("llama-3-70b", "--gpus", "h100:8", "--json")
+    simple = json.loads(out)["simple"]
+    assert simple["fits"] is False
+    assert "usable" in simple["why"]
+
+
+def test_where_the_best_is_the_simple_layout_the_page_says_so(typed):
+    _, page, _ = typed("llama-3.2-1b", "--gpus", "h100:2", "--top", "1")
+    assert "simple layout fsdp=2" in page
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--gpus", "h100:1"), ("--gpus", "h100:8", "--layout", "tp=8"), ("--gpus", "h100:8", "--global-batch", "4")],
+)
+def test_no_simple_layout_for_one_gpu_a_given_one_or_a_small_batch(typed, words):
+    _, out, _ = typed("qwen3-0.6b", *words, "--json")
+    assert json.loads(out)["simple"] is None

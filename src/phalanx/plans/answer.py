@@ -17,6 +17,7 @@ from phalanx.planner.search.request import (
     LayoutAnswer,
     LayoutRequest,
 )
+from phalanx.planner.search.simple_layout import simple_layout
 from phalanx.plans.formulas import ExplainedLayout, explain_layout
 from phalanx.plans.machine import PlannedFleet
 from phalanx.plans.records import (
@@ -51,11 +52,16 @@ def compute_plan(
         precision=question.precision,
         layout=question.layout,
     )
-    return build_answer(question, asked, plan_layouts(asked, top=options["top"]))
+    answer = plan_layouts(asked, top=options["top"])
+    best = answer.layouts[0] if answer.layouts else None
+    simple = None if question.layout is not None else simple_layout(asked, best)
+    return build_answer(question, asked, answer, simple)
 
 
-def build_answer(question: PlanInputs, asked: LayoutRequest, answer: LayoutAnswer) -> PlanAnswer:
-    """Convert the planner's answer to plain records."""
+def build_answer(
+    question: PlanInputs, asked: LayoutRequest, answer: LayoutAnswer, simple: EvaluatedLayout | None = None
+) -> PlanAnswer:
+    """Convert the planner's answer to plain records. `simple`: the layout `fsdp=N`, to compare with."""
     layouts = tuple(_figures(one) for one in answer.layouts)
     losers = tuple(_figures(one) for one in answer.rejected)
     shown = (*layouts, *losers)
@@ -83,6 +89,8 @@ def build_answer(question: PlanInputs, asked: LayoutRequest, answer: LayoutAnswe
         reason=answer.reason,
         layouts=layouts,
         losers=losers,
+        simple=None if simple is None else _figures(simple),
+        simple_fits=simple is not None and simple.fits,
         alternatives=tuple(_smaller(one, question) for one in answer.fitting_changes),
         notes=tuple(notes),
         formulas=explain_layout(_case(asked, shown[0])) if shown else (),

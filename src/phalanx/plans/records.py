@@ -92,6 +92,7 @@ class PlanAnswer:
         model: its name; the picture divides its `layers`.
         price: price of a GPU-hour with its date, as text; "" if unknown.
         layouts: layouts that fit, best first; `losers` are worse or do not fit, with the reason.
+        simple: `fsdp=N` over all GPUs, to compare with the best; None if there is none, or one layout was given. `simple_fits`: it has room.
         alternatives: alternatives that fit, if nothing fits.
         single_layout: only the given layout was evaluated.
         formulas: those of the best or the given layout.
@@ -114,6 +115,8 @@ class PlanAnswer:
     reason: str
     layouts: tuple[LayoutFigures, ...] = ()
     losers: tuple[LayoutFigures, ...] = ()
+    simple: LayoutFigures | None = None
+    simple_fits: bool = False
     alternatives: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     single_layout: bool = False
@@ -133,6 +136,7 @@ def as_json(answer: PlanAnswer) -> dict[str, Any]:
         "reason": answer.reason,
         "layouts": [_layout(one) for one in answer.layouts],
         "losers": [_layout(one) for one in answer.losers],
+        "simple": None if answer.simple is None else {**_layout(answer.simple), "fits": answer.simple_fits},
         "smallest": list(answer.alternatives),
         "notes": list(answer.notes),
         "model": {"name": answer.model, "layers": answer.layers},

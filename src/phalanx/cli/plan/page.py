@@ -43,6 +43,8 @@ def plan_page(answer: PlanAnswer, screen: Terminal, *, explain: bool = False) ->
     formatted = answer.layouts or answer.losers
     if answer.layouts and not answer.single_layout:
         lines += _titled("layouts", _layouts(answer, screen), screen)
+    if answer.simple is not None:
+        lines += ["", *_wrapped(_simple(answer, answer.simple), screen)]
     if formatted:
         lines += _parts(answer, formatted[0], screen)
     if len(answer.layouts) > 1 or (answer.losers and answer.layouts):
@@ -83,6 +85,17 @@ def _layouts(answer: PlanAnswer, screen: Terminal) -> list[str]:
         for number, one in enumerate(answer.layouts, 1)
     ]
     return table(columns, rows, _narrower(screen))
+
+
+def _simple(answer: PlanAnswer, one: LayoutFigures) -> str:
+    """Return a sentence about the layout that everyone knows."""
+    text = layout_text(one.layout)
+    if not answer.simple_fits:
+        return f"simple layout {text}: does not fit: {one.why}"
+    if answer.layouts and one.layout == answer.layouts[0].layout:
+        return f"the best is the simple layout {text}"
+    figures = f"{format_seconds(one.step_s.mid)} per step, {format_decimal_bytes(one.used_bytes)}"
+    return f"simple layout {text}: {figures}" + (f"; {one.why}" if one.why else "")
 
 
 def _parts(answer: PlanAnswer, one: LayoutFigures, screen: Terminal) -> list[str]:
