@@ -205,6 +205,12 @@ def test_reading_elsewhere_frees_decoding_from_prompts():
     assert split.figures.tpot_p95_s <= 0.03
 
 
+def test_answers_of_one_token_have_nothing_to_decode():
+    one = sizer(answer=1)
+    assert one.size().replicas >= 1
+    assert one.size_split() is None
+
+
 def test_layouts_divide_heads_and_stay_in_a_node():
     layouts = candidate_layouts(served("llama-3-70b"), build_machine(parse_gpus("h100:8")))
     assert [(one.tensor, one.stages) for one in layouts] == [(1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 4)]

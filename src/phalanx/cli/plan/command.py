@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from phalanx.cli.plan.amount_types import BATCH, PLANNED_GPUS, SEQ, TOKENS, USD
+from phalanx.cli.plan.counted_page import counted_options, print_counted_plan
 from phalanx.cli.plan.serving_options import print_serving_plan, refuse_without_serve, serving_options
 from phalanx.cli.terminal import terminal
 from phalanx.core.errors import BadRequest
@@ -19,7 +20,7 @@ TOP_DEFAULT: Final = 5
 
 
 @click.command()
-@click.argument("model", metavar="MODEL")
+@click.argument("model", metavar="MODEL", required=False)
 @click.option(
     "-g",
     "--gpus",
@@ -93,6 +94,7 @@ TOP_DEFAULT: Final = 5
 )
 @click.option("--save", "save_path", metavar="FILE.json", help="Save the plan for `phalanx run --plan FILE.json`.")
 @serving_options
+@counted_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def plan(**options: Any) -> int:
     """Compute whether MODEL fits, its best layout, the training time and the cost; with --serve, the GPUs that answer users in time.
@@ -104,6 +106,7 @@ def plan(**options: Any) -> int:
     phalanx plan llama-3-70b --gpus 4xh100:8 --tokens 300B
     phalanx plan llama-3-70b --gpus a100-80gb:8 --method lora --explain
     phalanx plan config.json --fleet here --save best.json
+    phalanx plan --module my_models:build --input 64x3x224x224 --gpus h100:8
     phalanx plan llama-3-70b --serve --users 200 --in 2000 --out 500 --ttft 500ms
     """  # noqa: D301  # \b is a click marker
     from phalanx.cli.list_output import to_json
@@ -111,9 +114,13 @@ def plan(**options: Any) -> int:
     from phalanx.plans.records import as_json
 
     _check_outputs(options)
+    if options["module"] is None:
+        _refuse_without_module(options)
     if options["serve"]:
         return print_serving_plan(options)
     refuse_without_serve(options)
+    if options["module"] is not None:
+        return print_counted_plan(options)
     answer = plan_answer(options)
     text = to_json(as_json(answer), indent=2) if options["as_json"] or options["save_path"] else ""
     if options["save_path"]:
@@ -129,6 +136,16 @@ def plan(**options: Any) -> int:
 
         print("\n".join(plan_page(answer, terminal(), explain=options["explain"])))
     return 0 if answer.fits else 1
+
+
+def _refuse_without_module(options: dict[str, Any]) -> None:
+    if options["model"] is None:
+        raise BadRequest("there is no MODEL", hint="phalanx plan llama-3-8b --gpus h100:8")
+    for name, flag in (("inputs", "input"), ("python", "python")):
+        if options[name]:
+            raise BadRequest(
+                f"--{flag} needs --module", hint="phalanx plan --module my_models:build --input 8x3x224x224"
+            )
 
 
 def _check_outputs(options: dict[str, Any]) -> None:

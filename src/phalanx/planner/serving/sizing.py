@@ -162,8 +162,8 @@ class ServiceSizer:
         )
 
     def size_split(self) -> SizedService | None:
-        """Return the fewest replicas if prompts are read elsewhere; None if no number meets the target."""
-        if self.batch_max < 1 or not self.figures(1, split=True).meets(self.target):
+        """Return the fewest replicas if prompts are read elsewhere; None if no number meets the target, or nothing is decoded."""
+        if self.batch_max < 1 or self.target.answer == 1 or not self.figures(1, split=True).meets(self.target):
             return None
         decoding = self._fewest(1.0, 1.0, split=True)
         if decoding is None:
@@ -173,7 +173,7 @@ class ServiceSizer:
         moved = self.model.context_bytes(self.target.prompt) / self.layout.gpus
         transfer = moved / (self.machine.network_bytes_per_s or self.machine.gpu.pcie_bytes_per_s)
         left = self.target.ttft_s - transfer - figures.ttft_p95_s
-        least = math.ceil(rate * self._reading_s() / _BUSY_MAX)
+        least = max(1, math.ceil(rate * self._reading_s() / _BUSY_MAX))
         for readers in range(least, least + _READERS_MORE):
             read = self._reading(rate / readers)
             if read is None or read[1] > left:

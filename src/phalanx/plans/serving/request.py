@@ -110,6 +110,8 @@ def parse_latency_s(text: object, *, what: str) -> float:
 
 
 def _refuse_training(options: Mapping[str, Any]) -> None:
+    if options.get("module") is not None:
+        raise BadRequest("--module and --serve exclude each other", hint="--serve plans language models")
     for name in _TRAINING_ONLY:
         if options.get(name) is not None:
             raise BadRequest(
