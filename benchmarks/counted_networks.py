@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from phalanx.cli.plan.module_counts import count_network
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.planner.cost.machine import Machine
 from phalanx.planner.counted.data_parallel import plan_counted
 from phalanx.planner.facts.coefficient_table import physics
 from phalanx.planner.facts.machines import build_machine
@@ -62,7 +61,7 @@ def main() -> None:
     """Print a line for each row, and the mean error."""
     errors, figures = [], []
     for row in ROWS:
-        machine = _machine(row.gpu)
+        machine = build_machine(parse_gpus(f"{row.gpu}:1"))
         precision = "bf16" if machine.gpu.flops.get("bf16") else "fp16"
         inputs = [f"{row.batch}x3x224x224"]
         network = count_network(
@@ -91,15 +90,6 @@ def main() -> None:
             )
     mape = statistics.fmean(errors)
     print(json.dumps({"rows": figures, "mape": mape}, indent=2) if "--json" in sys.argv else f"mean error {mape:.1%}")
-
-
-def _machine(gpu: str) -> Machine:
-    if gpu != "rtx-3090":
-        return build_machine(parse_gpus(f"{gpu}:1"))
-    # NVIDIA Ampere GA102 whitepaper, 2021, table 2: 936 GB/s, 71 TFLOPS in tensor cores with 32-bit sums.
-    like = build_machine(parse_gpus("rtx-4090:1"))
-    rates = {"bf16": 71e12, "fp16": 71e12, "fp32": 35.6e12}
-    return replace(like, gpu=replace(like.gpu, name=gpu, memory_bytes_per_s=936e9, flops=rates))
 
 
 if __name__ == "__main__":
