@@ -23,7 +23,7 @@ from phalanx.engines.local import records
 from phalanx.engines.ray.cluster import session_folder
 from phalanx.engines.ray.ray_process import sweep_ray
 from tests.contract.kubernetes_real_rig import real_kubernetes
-from tests.contract.kubernetes_rig import kubernetes
+from tests.contract.kubernetes_rig import kubernetes, resident_kubernetes
 from tests.contract.slurm_rig import slurm
 from tests.kubernetes.real_cluster import why_not as why_no_kubernetes
 from tests.slurm_here import why_not as why_no_slurm
@@ -120,6 +120,7 @@ def _why_no_ray() -> str:
 RIGS: Mapping[str, Callable[[], contextlib.AbstractContextManager[BenchmarkCluster]]] = {
     "kubernetes": partial(kubernetes, SOON),
     "kubernetes_real": partial(real_kubernetes, SOON),
+    "kubernetes_resident": partial(resident_kubernetes, SOON),
     "local": local,
     "ray": ray,
     "slurm": partial(slurm, SOON),
@@ -127,6 +128,7 @@ RIGS: Mapping[str, Callable[[], contextlib.AbstractContextManager[BenchmarkClust
 WHY_NOT: dict[str, Callable[[], str]] = {
     "kubernetes": lambda: "",
     "kubernetes_real": why_no_kubernetes,
+    "kubernetes_resident": lambda: "",
     "local": lambda: "",
     "ray": _why_no_ray,
     "slurm": why_no_slurm,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from benchmarks.cluster import BenchmarkCluster, free_port
 from tests.kubernetes.fake_api import FakeApi, fake_api
 from tests.kubernetes.fake_nodes import FakeNodes
+from tests.kubernetes.fake_store import KINDS
 
 BACK_S = 4.0  # after a node's death until it starts again, as after a short power cut
 NODES = ("n0", "n1", "n2")
@@ -68,6 +69,7 @@ def kubernetes(
     *,
     wait_nodes: bool = True,
     prepare: Callable[[FakeApi], AbstractContextManager[object]] | None = None,
+    kind: type[KubernetesRig] | None = None,
 ) -> Iterator[KubernetesRig]:
     """See `KubernetesRig`. `wait_nodes`: until all nodes of the cluster are nodes of the head; `prepare`: what the cluster has before the head."""
     home, folder = tempfile.mkdtemp(prefix="phalanx-engine-"), tempfile.mkdtemp(prefix="phalanx-fake-")
@@ -81,7 +83,7 @@ def kubernetes(
         nodes = FakeNodes(fake.store, NODES, environment={"TMPDIR": folder}, output=output)
         nodes.start()
         stack.callback(nodes.stop)
-        rig = KubernetesRig(
+        rig = (kind or KubernetesRig)(
             home=home,
             port=free_port(),
             virtual="",
@@ -93,4 +95,25 @@ def kubernetes(
         )
         stack.callback(rig.stop)
         rig.start(wait_nodes=wait_nodes)
+        yield rig
+
+
+@dataclass(slots=True, kw_only=True)
+class ResidentRig(KubernetesRig):
+    """A head on a fake cluster whose jobs run in three resident pods of two GPUs."""
+
+    names: tuple[str, ...] = tuple(f"resident-2gpu-{number}" for number in range(len(NODES)))
+
+    def kill_node(self, name: str, signal_number: int = 9) -> float:
+        """Everything on the node that has this resident pod."""
+        found = self.fake.store.select(KINDS["", "pods"], "default", "", "")[0]
+        [node] = [one["spec"]["nodeName"] for one in found if one["metadata"]["annotations"]["phalanx/node"] == name]
+        return KubernetesRig.kill_node(self, node, signal_number)
+
+
+@contextlib.contextmanager
+def resident_kubernetes(words: tuple[str, ...] = ()) -> Iterator[ResidentRig]:
+    """See `ResidentRig`."""
+    with kubernetes((*words, "--kubernetes-resident", "3-3x2"), kind=ResidentRig) as rig:
+        assert isinstance(rig, ResidentRig)
         yield rig

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks.clouds.__main__ import IMAGE, MOTO
+from benchmarks.clouds.campaign_clouds import IMAGE, MOTO
 from benchmarks.cluster import ROOT
 
 NETWORK = "10.88.0"

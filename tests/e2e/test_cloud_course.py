@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from benchmarks.clouds.__main__ import history, judge
+from benchmarks.clouds.judge import judge, read_history
 from benchmarks.cluster import ROOT
 from tests.e2e.cloud_hosts import HEAD, HEAD_PORT, CloudHosts, why_not
 
@@ -84,7 +84,7 @@ def test_a_gang_bursts_loses_a_host_comes_home_and_the_bill_is_the_ledger(hosts)
     wait_for(lambda: not hosts.json("pools"), "the pool ends")
     found = hosts.ask()["machines"]
     hosts("down")
-    verdict = judge(found, history(hosts.folder / "home" / "phalanx.db"))
+    verdict = judge(found, read_history(hosts.folder / "home" / "phalanx.db"))
     assert verdict["machines"] >= 3
     assert (verdict["leaked"], verdict["doubled"], verdict["without_a_ledger_line"]) == (0, 0, 0), verdict
     assert abs(verdict["billed_minus_ledger_s"]) <= 1.0, verdict
