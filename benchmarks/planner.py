@@ -220,16 +220,12 @@ def summary(
         "tight_that_failed": sum(
             memory.low_bytes <= memory.usable_bytes < memory.high_bytes for run, memory in memories if run.failed
         ),
-        "coverage_80": statistics.mean(one.in_interval for one in left or scores) if scores else None,
-        "coverage_80_by_source": {
-            name: statistics.mean(one.in_interval for one in part) for name, part in _sources(left or scores).items()
-        },
+        "coverage_80": _held(left or scores) if scores else None,
+        "coverage_80_by_source": {name: _held(part) for name, part in _sources(left or scores).items()},
         "mape_by_kind": {name: _mape(part) for name, part in _kinds(scores).items()},
         "loso_by_kind": {name: statistics.mean(_by_source(part).values()) for name, part in _kinds(left).items()},
-        "coverage_80_by_kind": {
-            name: statistics.mean(one.in_interval for one in part) for name, part in _kinds(left or scores).items()
-        },
-        "coverage_80_seen": statistics.mean(one.in_interval for one in scores) if scores else None,
+        "coverage_80_by_kind": {name: _held(part) for name, part in _kinds(left or scores).items()},
+        "coverage_80_seen": _held(scores) if scores else None,
         "interval_width": statistics.median(one.high_s / one.low_s for one in left or scores) if scores else None,
         "choice": choices(scores),
         "peers": peers(scores),
@@ -238,12 +234,12 @@ def summary(
 
 
 def refuses(run: PublishedRun, stack: Stack) -> bool:
-    """Return whether the run is refused for its memory. If its source does not state what it recomputes, every possibility must exceed it."""
-    layouts = (
-        [run.layout]
-        if run.states_recompute
-        else [replace(run.layout, recompute=Recompute(one)) for one in stack.recomputations]
-    )
+    """Return whether the run is refused for its memory. Of what its source does not state, every possibility must exceed it."""
+    layouts = [run.layout]
+    if not run.states_zero:
+        layouts.append(replace(run.layout, zero=3, shard=run.layout.data, replicate=1))
+    if not run.states_recompute:
+        layouts = [replace(one, recompute=Recompute(how)) for one in layouts for how in stack.recomputations]
     return all(exceeds_memory(estimate_memory(run.task, one, run.machine.gpu, stack)) for one in layouts)
 
 
@@ -324,6 +320,11 @@ def _kinds(scores: Sequence[PredictionScore]) -> dict[str, list[PredictionScore]
     for one in scores:
         parts["adapters" if one.run.has_adapters else "mixture" if one.run.is_mixture else "dense"].append(one)
     return dict(sorted(parts.items()))
+
+
+def _held(scores: Sequence[PredictionScore]) -> float:
+    """Return the share of rows inside their intervals."""
+    return sum(one.in_interval for one in scores) / len(scores)
 
 
 def _mape(scores: Sequence[PredictionScore]) -> float:

@@ -45,6 +45,7 @@ class PublishedRun:
         memory_bytes, peers: optional; `peers` are predictions of other tools, in seconds.
         failed: it ran out of memory.
         states_recompute: the row says what is computed again in the backward pass. Otherwise `layout` has nothing of it.
+        states_zero: the row says what data parallel ranks shard. Otherwise `layout` shards nothing.
     """
 
     row: str
@@ -60,6 +61,7 @@ class PublishedRun:
     group: tuple[str, ...]
     failed: bool = False
     states_recompute: bool = True
+    states_zero: bool = True
 
     @property
     def measured_s(self) -> float:
@@ -81,7 +83,7 @@ def read_runs(path: Path) -> tuple[list[PublishedRun], list[str]]:
     """Return the valid rows of the file in its order, and an error with the line for each other row."""
     runs: list[PublishedRun] = []
     wrong: list[str] = []
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         for line, row in enumerate(csv.DictReader(file), start=2):
             try:
                 runs.append(_run(row))
@@ -141,6 +143,7 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
         ),
         failed=failed,
         states_recompute=_text(row, "recompute").lower() not in UNSTATED,
+        states_zero=_text(row, "zero").lower() not in UNSTATED,
     )
 
 

@@ -210,6 +210,16 @@ def test_layers_that_stages_do_not_divide_leave_fewer_to_the_stage_with_the_outp
     assert busiest >= seven.stages[0]
 
 
+def test_attention_is_slower_where_no_flash_attention_2_exists():
+    def share(gpu):
+        on = machine(gpu=gpu)
+        one = step("dp=8,precision=fp16", on=on, stack="transformers", seq=16384)
+        return one.items[StepItem.ATTENTION] / one.items[StepItem.MATMUL]
+
+    assert share("v100") > 1.5 * share("a100")
+    assert share("t4") > 1.5 * share("a100")
+
+
 def test_narrower_operands_multiply_faster_on_a_device_that_has_them():
     on = machine(gpu="gb200", per_node=4)
     times = [step(f"dp=4,precision={one}", on=on).items[StepItem.MATMUL] for one in ("bf16", "fp8", "nvfp4")]

@@ -120,6 +120,15 @@ def test_a_run_whose_recomputation_is_not_stated_is_refused_only_if_none_makes_i
     assert [refuses(run, stacks()[run.stack]) for run in runs] == [True, False, False]
 
 
+def test_a_run_whose_sharding_is_not_stated_is_refused_only_if_none_makes_it_fit(tmp_path):
+    path = tmp_path / "ours.csv"
+    row = DENSE.replace(",8,1,1,3,2,", ",8,1,1,{},2,")
+    path.write_text("\n".join([HEADER, row.format("0"), row.format("")]) + "\n")
+    runs, wrong = read_runs(path)
+    assert wrong == []
+    assert [refuses(run, stacks()[run.stack]) for run in runs] == [True, False]
+
+
 def test_published_pretrainings_name_their_source_and_hold_every_kind_of_gpu():
     runs, wrong = read_runs(OWN_RUNS)
     assert wrong == []
