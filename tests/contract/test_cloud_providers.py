@@ -239,6 +239,26 @@ def test_a_create_of_a_machine_that_arrives_after_the_stop_makes_no_second_one(a
     assert len(azure.faults.machines) == 1
 
 
+def test_a_machine_that_a_late_call_started_where_a_later_one_was_refused_is_charged(azure):
+    order = azure.order()
+    azure.dialect.refused = "AllocationFailed"
+    create = azure.dialect._put_machine
+
+    def refused_then_late(call, name):
+        found = create(call, name)
+        azure.dialect.refused = ""
+        create(call, name)  # the first call, which had no answer, arrives now
+        return found
+
+    azure.dialect._put_machine = refused_then_late
+    with pytest.raises(OSError, match="started by a late call") as caught:
+        azure.provider.start(order)
+    assert not isinstance(caught.value, (OfferRefused, CallUnanswered))
+    assert azure.running() == []
+    (charged,) = azure.provider.stop(order)
+    assert charged.until_s > 0.0
+
+
 def test_what_a_deletion_leaves_is_listed_and_stopped_as_a_stray(azure):
     order = azure.order()
     found = azure.provider.start(order)

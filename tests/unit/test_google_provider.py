@@ -227,6 +227,17 @@ def test_a_list_that_misses_a_zone_is_no_list(monkeypatch):
         one.machines(SETTINGS)
 
 
+def test_an_instance_whose_insert_is_not_done_yet_has_begun_and_a_failed_delete_ends_nothing():
+    zone = "https://x/zones/us-central1-a"
+    begun = {"zone": zone, "targetId": "7", "operationType": "insert", "status": "RUNNING"}
+    begun["insertTime"] = "2026-11-28T12:00:00.000-08:00"
+    ended = {"zone": zone, "targetId": "7", "operationType": "delete", "status": "DONE"}
+    ended["endTime"] = "2026-11-28T12:00:09.000-08:00"
+    (charged,) = provider._charges([begun, ended])
+    assert (charged.machine, charged.until_s - charged.since_s) == ("us-central1-a/7", 9.0)
+    assert provider._charges([begun, {**ended, "status": "RUNNING"}]) == []
+
+
 def test_an_instance_that_was_switched_off_is_charged_until_then():
     assert provider._switched_off_s({"status": "RUNNING"}) is None
     at = provider._switched_off_s({"status": "TERMINATED", "lastStopTimestamp": "2026-11-28T12:00:00.500-08:00"})

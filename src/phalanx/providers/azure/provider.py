@@ -149,8 +149,10 @@ class AzureProvider:
                 found = _machine(group, name)
             elif found["properties"].get("provisioningState") not in {"Succeeded", "Updating"}:
                 raise CallUnanswered(f"machine {name} is {found['properties'].get('provisioningState')}")
-        except OfferRefused:
-            self._remove(group, name)  # a machine without capacity stays, as failed, with its disk and interface
+        except OfferRefused as error:
+            # A machine without capacity stays, as failed, with its disk and interface.
+            if self._remove(group, name):  # an earlier call came late and started it: the order has had its machine
+                raise OSError(f"it was started by a late call, and was deleted: {error}") from error
             raise
         if found is None:
             raise CallUnanswered(f"Azure has made machine {name}, but does not find it")

@@ -274,10 +274,10 @@ class GoogleProvider:
 
 
 def _operations(project: GoogleProject, zone: str, words: str) -> Sequence[Mapping[str, Any]]:
-    """Return the finished operations of a zone that a filter selects. Google keeps them for some weeks."""
+    """Return the operations of a zone that a filter selects, without failed ones. Google keeps them for some weeks."""
     pages = compute.pages(project, f"/zones/{zone}/operations", {"filter": words})
     found = [one for page in pages for one in page.get("items", [])]
-    return [one for one in found if one.get("status") == "DONE" and "error" not in one]
+    return [one for one in found if "error" not in one]
 
 
 def _charges(operations: Sequence[Mapping[str, Any]]) -> list[ChargedMachine]:
@@ -287,9 +287,9 @@ def _charges(operations: Sequence[Mapping[str, Any]]) -> list[ChargedMachine]:
     for one in operations:
         machine = f"{str(one['zone']).rpartition('/')[2]}/{one['targetId']}"
         kind = str(one.get("operationType", ""))
-        if kind == "insert":
+        if kind == "insert":  # it may be under way yet, if the delete was faster
             starts[machine] = _seconds(str(one["insertTime"]))
-        elif _ends_instance(kind):
+        elif _ends_instance(kind) and one.get("status") == "DONE":
             ends[machine] = min(ends.get(machine, float("inf")), _seconds(str(one["endTime"])))
     return [
         ChargedMachine(machine=machine, since_s=starts.get(machine, 0.0), until_s=until_s)
