@@ -356,6 +356,9 @@ def format_figures(figures: dict[str, Any]) -> str:
         value = figures[name]
         shown = "-" if value is None else f"{value}" if isinstance(value, int) else f"{value:.1%}"
         lines.append(f"{name:24} {shown:>8}   bound {bound['bound']}")
+    for name, error in figures["loso_by_kind"].items():
+        bound = bounds.get(f"loso_{name}")
+        lines.append(f"{'loso_' + name:24} {error:8.1%}" + (f"   bound {bound['bound']}" if bound else ""))
     lines.append(
         f"{'search_s':24} {figures['search_s']:7.2f}s   bound {bounds['search_s']['bound']} s, 1T on 8,192 GPUs"
     )
