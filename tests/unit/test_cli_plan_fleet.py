@@ -15,6 +15,7 @@ from phalanx.planner.calibration.record_codec import encode_record
 from phalanx.planner.cost.machine import Price
 from phalanx.planner.facts.machines import read_fact_tables
 from phalanx.plans.machine import machine_from_head
+from phalanx.plans.serving.answer import compute_serving_plan
 from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView, ProfileReply
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -157,3 +158,43 @@ def test_a_job_whose_alternatives_differ_in_number_has_no_single_layout():
     with pytest.raises(BadRequest, match="a layout is for one number of GPUs, but gpus is h100:8") as refused:
         resolve_plan(head(node("a", A100, 8)), wanted)
     assert refused.value.exit_code == 64
+
+
+SERVED = {
+    **PLAIN,
+    "model": "llama-3-70b",
+    "fleet": "here",
+    "instance": None,
+    "prices": (),
+    "precision": "bf16",
+    "method": "full",
+    "users": "200",
+    "prompt_tokens": "2000",
+    "answer_tokens": "500",
+    "ttft": "500ms",
+    "tpot": None,
+    "think": None,
+    "top": 5,
+}
+
+
+def test_inference_is_planned_on_the_fleet_with_its_measured_matrix_rate():
+    fleet = head(node("a", H100, 8), node("b", H100, 8))
+    plain = compute_serving_plan(SERVED, fleet=lambda: fleet)
+    assert plain.fits
+    assert plain.layouts[0].gpus <= 16
+    slow = head(node("a", H100, 8), node("b", H100, 8), profile=profile(H100))  # 610 instead of 795 TFLOP/s
+    measured = compute_serving_plan(SERVED, fleet=lambda: slow)
+    first = [
+        next(one.estimates.ttft_p50_s.mid for one in found.layouts if one.tensor == 8 and one.estimates)
+        for found in (plain, measured)
+    ]
+    assert first[1] > 1.05 * first[0]
+    assert "of the calibration, inference uses the matrix rates only" in measured.notes
+
+
+def test_a_fleet_that_is_too_small_for_the_users_is_said():
+    fleet = head(node("a", H100, 8))
+    found = compute_serving_plan({**SERVED, "users": "5000"}, fleet=lambda: fleet)
+    assert not found.fits
+    assert "more than the 8" in found.reason

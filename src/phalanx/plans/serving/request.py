@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
@@ -181,7 +181,7 @@ def _machines(
         if fleet is None:
             raise BadRequest("fleet: no fleet is known here", hint="name the GPUs")
         machine = machine_from_head(fleet(), options, tables, notes)
-        return [machine], machine.gpus
+        return [_with_measured_rates(machine, notes)], machine.gpus
     if options["gpus"] is None and options["instance"] is not None:
         raise BadRequest("instance: --serve needs the number of GPUs too", hint="--gpus 8")
     if options["gpus"] is None:
@@ -203,3 +203,12 @@ def _machines(
         )
     machine = machine_from_options(options, tables, notes)
     return [machine], request.total
+
+
+def _with_measured_rates(machine: Machine, notes: list[str]) -> Machine:
+    """Return the machine whose best matrix rates are those of the calibration, if there is one."""
+    if machine.measured is None or not machine.measured.flops:
+        return machine
+    notes.append("of the calibration, inference uses the matrix rates only")
+    rates = {**machine.gpu.best_flops, **machine.measured.flops}
+    return replace(machine, gpu=replace(machine.gpu, best_flops=rates))
