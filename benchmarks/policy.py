@@ -301,9 +301,11 @@ def _plot_front(
             axes.plot([x for x, _ in front], [y for _, y in front], color=colour("line"), linewidth=1.2, zorder=0)
     axes.set_xscale("log")
     axes.set_xlabel("mean completion time, as a multiple of that of srtf")
-    axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
+    furthest = axes.get_xlim()[1]
+    ticks = [tick for tick in TICKS if tick <= furthest]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlim(left=0.97)
+    axes.set_xlim(0.97, furthest)
     axes.set_ylim(bottom=0.0)
     style_axes(axes, title, y_label=label)
 
