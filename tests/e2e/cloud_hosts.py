@@ -75,6 +75,7 @@ class CloudHosts:
         self._write_python()
         environment = {
             **os.environ,
+            "PYTHONPATH": str(ROOT),
             "CLOUD_MACHINES": str(folder / "hosts"),
             "CLOUD_PATH": f"{folder / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin",
         }
