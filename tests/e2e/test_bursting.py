@@ -20,7 +20,7 @@ TRAIN = ("--", sys.executable, f"{ROOT}/tests/e2e/kept_train.py", "4000")
 @pytest.fixture
 def phalanx(tmp_path):
     shell = Shell(tmp_path)
-    shell("up", "--virtual", "1x1", "--port", str(free_port()))
+    shell("up", "--virtual", "1x1", "--min-stay", "1s", "--port", str(free_port()))
     yield shell
     shell("down", "--cancel-jobs")
 

@@ -40,7 +40,7 @@ def wait_for(condition, what, within_s=240.0):
 
 def test_a_gang_bursts_loses_a_host_comes_home_and_the_bill_is_the_ledger(hosts):
     wait_for(hosts.ask, "the cloud answers")
-    hosts("up", "--virtual", "2x1", "--listen", f"{HEAD}:{HEAD_PORT}", "--min-run", "1s")
+    hosts("up", "--virtual", "2x1", "--listen", f"{HEAD}:{HEAD_PORT}", "--min-run", "1s", "--min-stay", "1s")
     (hosts.folder / "work" / "queues.yaml").write_text(QUEUES)
     hosts("queues", "apply", "queues.yaml")
     hosts.add_pool("spot", "--max", "4", "--price", "1/h", "--idle", "5s")

@@ -182,6 +182,18 @@ def test_a_job_comes_home_when_the_fleet_frees_up_and_its_node_is_released():
     assert burst.rented == []
 
 
+def test_a_job_that_has_just_started_there_stays_for_the_least_time_between_two_moves():
+    burst = Burst()
+    burst.run(60.0, burst.submit(10))
+    burst.run(BOOT + 60.0, burst.submit(2))
+    assert burst.where(2) == "cloud-0"
+    burst.end(1)
+    burst.run(60.0)
+    assert burst.where(2) == "cloud-0"
+    burst.run(300.0)
+    assert burst.where(2) == "n0"
+
+
 def test_a_job_near_its_end_stays():
     burst = Burst()
     burst.run(60.0, burst.submit(10))

@@ -50,10 +50,12 @@ class Policy(BoardListener):
         overtakes: a later job may start before an earlier one that fits; for explanations of waits.
         uses_run_times: it reads `JobEntry.size_s`.
         board: on which it decides.
+        move_min_s: least time between the start of a job and a move that the scheduler itself decides, in seconds.
     """
 
     overtakes = True
     uses_run_times = False
+    move_min_s: float = 300.0
     board: Board
 
     def attach(self, board: Board) -> None:

@@ -124,7 +124,13 @@ class HttpProvider:
         price_per_h = terms.price_per_h or 0.0
         offers = zone_offers([ON_DEMAND], [kind], list(dict.fromkeys(terms.zones)), lambda *_: price_per_h)
         return NodeTemplate(
-            text=terms.template, devices=devices, cpus=cpus, memory_bytes=memory_bytes, offers=offers, listed=True
+            text=terms.template,
+            devices=devices,
+            cpus=cpus,
+            memory_bytes=memory_bytes,
+            offers=offers,
+            listed=True,
+            apart=True,
         )
 
     def open(self, orders: Sequence[NodeOrder]) -> None:

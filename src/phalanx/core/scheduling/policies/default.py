@@ -60,6 +60,7 @@ class DefaultPolicy(Policy):
         observed: ObservedSpeeds | None = None,
     ) -> None:
         self.parameters = parameters or PolicyParameters()
+        self.move_min_s = self.parameters.move_min_s
         self.table = table or HazardTable()
         self.observed = observed or ObservedSpeeds()
 
