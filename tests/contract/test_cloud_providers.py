@@ -45,6 +45,13 @@ def test_a_pool_has_an_offer_for_each_zone_and_nothing_is_started(cloud):
     assert cloud.faults.machines == {}
 
 
+def test_a_head_that_listens_no_more_starts_no_machine_that_could_not_join(cloud):
+    cloud.provider.head = head(listens=False)
+    with pytest.raises(BadRequest, match="listens only on loopback"):
+        cloud.provider.start(cloud.order())
+    assert cloud.running() == []
+
+
 def test_a_repeated_start_finds_the_first_machine_and_another_offer_is_another_one(cloud):
     first = cloud.provider.start(cloud.order())
     assert cloud.provider.start(cloud.order()) == first

@@ -15,6 +15,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.node_pool import ListedMachine
 from phalanx.ports.provider import CallUnanswered, PoolTerms
 from phalanx.providers.clouds import rest_calls
+from phalanx.providers.clouds.pool_settings import MachineSettings
 from phalanx.providers.clouds.rest_calls import check_url, retry_after_s
 from phalanx.providers.clouds.start_script import start_script
 from phalanx.providers.http.cloud_table import fill, look_up, look_up_all, read_table
@@ -212,10 +213,10 @@ def test_a_pause_that_a_cloud_asks_for_is_kept_within_bounds(monkeypatch):
 
 
 def test_a_start_script_ends_the_machine_in_the_way_of_its_cloud(tmp_path):
-    plain = start_script("p-0", JOIN, silence_s=1800.0, notices="")
+    plain = start_script("p-0", JOIN, MachineSettings(), notices="")
     assert plain.splitlines()[-1] == "exec shutdown -h now"
     assert "PHALANX_POWER_OFF" not in plain
-    own = start_script("p-0", JOIN, silence_s=1800.0, notices="", power_off="touch ended", setup="false")
+    own = start_script("p-0", JOIN, MachineSettings(setup="false"), notices="", power_off="touch ended")
     path = tmp_path / "start"
     path.write_text(own)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

@@ -14,6 +14,7 @@ from phalanx.app.machine_files import MachineFiles
 from phalanx.app.state_folder import StateFolder
 from phalanx.core.ids import NodeId
 from phalanx.ports.engine import MachineJoin
+from phalanx.providers.clouds.pool_settings import MachineSettings
 from phalanx.providers.clouds.start_script import start_script
 from phalanx.wire.head_http import fingerprint
 
@@ -76,9 +77,9 @@ def machine(tmp_path, script):
     return done.stdout + done.stderr
 
 
-def script_for(address, known, **fields):
+def script_for(address, known):
     join = MachineJoin(address=address, token=TOKEN, fingerprint=known)
-    return start_script(NodeId("burst-0"), join, silence_s=0.1, notices="aws", **fields)
+    return start_script(NodeId("burst-0"), join, MachineSettings(silence_s=0.1), notices="aws")
 
 
 def test_the_machine_gets_its_program_from_the_head_and_runs_it(tmp_path, head):

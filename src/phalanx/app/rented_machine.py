@@ -2,7 +2,7 @@
 
 It joins the head, runs the node, and switches the machine off when the head has no use for it, has been silent for too long, or refuses it: a
 machine that is not needed must not be paid for, also if the head is gone for good. If its cloud announces that it will take the machine back, it
-tells the head, which drains the node. The join token is in PHALANX_JOIN_TOKEN. PHALANX_POWER_OFF names another command than `shutdown`, for
+reports that to the head, which drains the node. The join token is in PHALANX_JOIN_TOKEN. PHALANX_POWER_OFF names another command than `shutdown`, for
 machines that end in another way; in PHALANX_METADATA_URL a test names another address of the metadata service.
 """
 
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(lease: MachineLease, node: Sequence[str], notices: SpotNotices | None) -> None:
     keeper = subprocess.Popen(node)
     folder = records.membership_folder(home_folder())
-    next_s, told = 0.0, False
+    next_s, announced = 0.0, False
     while not lease.check(_boottime_s()):
         time.sleep(0.5)
         joined = records.read(folder)
@@ -103,9 +103,9 @@ def _run(lease: MachineLease, node: Sequence[str], notices: SpotNotices | None) 
         elif joined is not None and _boottime_s() >= next_s:
             next_s = _boottime_s() + ASK_EVERY_S
             _ask(lease, folder, joined)
-        if notices is not None and not told and (notice := notices.look(time.monotonic())) and joined is not None:
-            told = _ask(lease, folder, joined, leaving=notice)
-            if told:
+        if notices is not None and not announced and (notice := notices.look(time.monotonic())) and joined is not None:
+            announced = _ask(lease, folder, joined, leaving=notice)
+            if announced:
                 print(notice, flush=True)
     keeper.terminate()
     try:
@@ -115,7 +115,7 @@ def _run(lease: MachineLease, node: Sequence[str], notices: SpotNotices | None) 
 
 
 def _ask(lease: MachineLease, folder: str, joined: Membership, *, leaving: str = "") -> bool:
-    """Ask the heads whether the machine is wanted, or tell them why it leaves; return whether one answered. Without an answer, nothing changes."""
+    """Ask the heads whether the machine is wanted, or report why it leaves; return whether one answered. Without an answer, nothing changes."""
     method, body_sent = ("POST", json.dumps({"why": leaving}).encode()) if leaving else ("GET", None)
     for url in filter(None, [joined.url, *joined.heads.split(",")]):
         try:

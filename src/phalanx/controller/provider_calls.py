@@ -205,7 +205,7 @@ class _Worker:
                 self.report(observed)
 
     def _take(self, timeout_s: float) -> Sequence[ProviderCall]:
-        """Return the first call whose order has none under way; none if there is none in time.
+        """Return the first call whose order has none under way; none if no such call comes in time.
 
         With a list come all others that wait for a list by the same settings: pools of one account share it.
         """

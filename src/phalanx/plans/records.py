@@ -92,7 +92,7 @@ class PlanAnswer:
         model: its name; the picture divides its `layers`.
         price: price of a GPU-hour with its date, as text; "" if unknown.
         layouts: layouts that fit, best first; `losers` are worse or do not fit, with the reason.
-        simple: `fsdp=N` over all GPUs, to compare with the best; None if there is none, or one layout was given. `simple_fits`: it has room.
+        simple: `fsdp=N` over all GPUs, to compare with the best; None if it does not exist, or one layout was given. `simple_fits`: it has room.
         alternatives: alternatives that fit, if nothing fits.
         single_layout: only the given layout was evaluated.
         formulas: those of the best or the given layout.

@@ -116,7 +116,7 @@ class EndedOrder:
 
     Attributes:
         stopped: its machines, and what they are charged for.
-        stray: it is no order of which the provider was told, but that of a machine in the list, by its tags.
+        stray: the provider has not seen this order; it is that of a machine in the list, by its tags.
     """
 
     node_id: NodeId

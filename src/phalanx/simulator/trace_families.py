@@ -143,7 +143,7 @@ def family_named(name: str) -> TraceFamily:
     """Return the family of this name.
 
     Raises:
-        BadRequest: there is none.
+        BadRequest: it does not exist.
     """
     family = FAMILIES.get(name)
     if family is None:

@@ -46,7 +46,7 @@ class MachineOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineLeaving(msgspec.Struct, frozen=True, kw_only=True):
-    """The cloud has told a machine that it will take it back. `why`: as it said."""
+    """The cloud has announced that it will take a machine back. `why`: in its words."""
 
     why: str
 

@@ -77,7 +77,7 @@ def parse_burst_rule(text: str) -> BurstRule:
     """Parse a rule, such as `when wait > 2h and price < 40`.
 
     Raises:
-        BadRequest: it is none, or a condition is there twice.
+        BadRequest: it is not a rule, or a condition is there twice.
     """
     words = " ".join(text.split())
     if words in (_ALWAYS, _NEVER):

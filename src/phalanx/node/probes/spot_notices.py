@@ -2,7 +2,7 @@
 
 Each cloud has a metadata service at a link-local address, which only the machine itself reaches:
 
-- EC2: `spot/instance-action`, two minutes before; 404 while there is none. With a token of version 2 of the service.
+- EC2: `spot/instance-action`, two minutes before; 404 before that. With a token of version 2 of the service.
   https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 - Compute Engine: `instance/preempted` and `instance/maintenance-event`, 30 s before a preemption.
   https://cloud.google.com/compute/docs/instances/spot
@@ -93,7 +93,7 @@ class SpotNotices:
     Attributes:
         read: of this cloud.
         fetch: asks its metadata service.
-        found: the notice; empty while there is none.
+        found: the notice; empty before one was read.
     """
 
     read: Callable[[Fetch], str]

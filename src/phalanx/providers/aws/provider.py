@@ -45,6 +45,7 @@ from phalanx.providers.aws.pool_terms import (
 )
 from phalanx.providers.aws.rights import check_rights, least_policy
 from phalanx.providers.clouds.offers import SPOT, MachineShape, node_shape, parse_zone_offer
+from phalanx.providers.clouds.rented_nodes import join_of, owner_of, rented_template, require_listening
 from phalanx.providers.clouds.start_script import start_script
 
 NAME: Final = "aws"
@@ -80,20 +81,14 @@ class AwsProvider:
             BadRequest: a setting, type or zone is not valid; the credentials may not start or list instances; or the head listens only on
                 loopback.
         """
-        if self.head.machine_join is None:
-            raise BadRequest(
-                "instances join by the network, but the head listens only on loopback",
-                hint="phalanx up --listen ADDRESS",
-            )
+        require_listening(self.head)
         wanted, types = parse_terms(terms.settings), parse_types(terms.template)
         account = wanted.account
         try:
             zones = self._zones(wanted, full_zones(terms.zones, account.region))
             kinds = ec2.pages(account, "describe_instance_types", "InstanceTypes", InstanceTypes=list(types))
             self.machines(terms.settings)
-            devices, cpus, memory_bytes = node_shape(
-                "AWS", {kind["InstanceType"]: _shape(kind) for kind in kinds}, wanted.machine.virtual
-            )
+            shape = node_shape("AWS", {kind["InstanceType"]: _shape(kind) for kind in kinds}, wanted.machine.virtual)
             offers = make_offers(wanted, types, zones, terms.price_per_h, (read_instances(), read_prices()))
             order = NodeOrder(
                 node_id=NodeId(_DRY_RUN),
@@ -105,15 +100,7 @@ class AwsProvider:
             self._dry_run(account, self._request(order, wanted))
         except OSError as error:
             raise BadRequest(f"AWS refuses: {error}", hint="phalanx clouds check aws") from error
-        return NodeTemplate(
-            text=",".join(types),
-            devices=devices,
-            cpus=cpus,
-            memory_bytes=memory_bytes,
-            offers=offers,
-            listed=True,
-            apart=True,
-        )
+        return rented_template(",".join(types), shape, offers)
 
     def open(self, orders: Sequence[NodeOrder]) -> None:
         """Remember the orders; the head's sweeper compares the list with the records."""
@@ -210,7 +197,7 @@ class AwsProvider:
 
     @property
     def _owner(self) -> str:
-        return self.head.derive_id("provider owner")[:16]
+        return owner_of(self.head)
 
     def _end_region(
         self, account: AccountTerms, settings: Mapping[str, str], orders: Sequence[NodeOrder]
@@ -232,7 +219,7 @@ class AwsProvider:
     def _request(self, order: NodeOrder, terms: InstanceTerms) -> dict[str, Any]:
         """Return the arguments of `run_instances`: the same for the same order and offer."""
         zone, kind, market = parse_zone_offer(order.offer)
-        join = None if self.head.machine_join is None else self.head.machine_join(order.node_id, order.token)
+        join = join_of(self.head, order)
         tags = {
             "Name": order.node_id,
             "phalanx-owner": self._owner,
@@ -254,16 +241,7 @@ class AwsProvider:
             "MetadataOptions": {"HttpTokens": "required"},
             "TagSpecifications": [{"ResourceType": what, "Tags": listed} for what in ("instance", "volume")],
         }
-        if join is not None:
-            script = start_script(
-                order.node_id,
-                join,
-                silence_s=terms.machine.silence_s,
-                notices=AwsProviderType.name,
-                virtual=terms.machine.virtual,
-                setup=terms.machine.setup,
-            )
-            request["UserData"] = script  # botocore encodes it
+        request["UserData"] = start_script(order.node_id, join, terms.machine, notices=NAME)  # botocore encodes it
         if terms.placement_group:
             request["Placement"]["GroupName"] = terms.placement_group
         if terms.instance_profile:

@@ -64,7 +64,7 @@ class AzureTokens:
         words = {"grant_type": "client_credentials", "client_id": client, "scope": f"{self.audience}/.default"}
         if path := environment.get("AZURE_FEDERATED_TOKEN_FILE", ""):
             try:
-                with open(path, encoding="utf-8") as file:  # it is renewed by whoever writes it
+                with open(path, encoding="utf-8") as file:  # its writer renews it
                     words |= {"client_assertion_type": _ASSERTION, "client_assertion": file.read().strip()}
             except OSError as error:
                 raise BadRequest(f"the federated token {path} cannot be read: {error.strerror}") from error

@@ -65,14 +65,14 @@ def interface_request(order: NodeOrder, terms: AzureMachineTerms, owner: str) ->
     }
 
 
-def machine_request(order: NodeOrder, terms: AzureMachineTerms, owner: str, join: MachineJoin | None) -> dict[str, Any]:
+def machine_request(order: NodeOrder, terms: AzureMachineTerms, owner: str, join: MachineJoin) -> dict[str, Any]:
     """Return the body of the machine.
 
     Args:
         order: of the node.
         terms: of the pool.
         owner: of the tag by which the machines of this head are listed.
-        join: how the machine joins; None for a request that is not sent.
+        join: how the machine joins.
     """
     zone, size, market = parse_zone_offer(order.offer)
     name, group = machine_name(order), terms.group.path
@@ -119,25 +119,15 @@ def machine_request(order: NodeOrder, terms: AzureMachineTerms, owner: str, join
     return request
 
 
-def _system(order: NodeOrder, terms: AzureMachineTerms, name: str, join: MachineJoin | None) -> dict[str, Any]:
+def _system(order: NodeOrder, terms: AzureMachineTerms, name: str, join: MachineJoin) -> dict[str, Any]:
     keys = [{"path": "/home/phalanx/.ssh/authorized_keys", "keyData": terms.ssh_key}]
-    found: dict[str, Any] = {
+    script = start_script(order.node_id, join, terms.machine, notices="azure")
+    return {
         "computerName": name,
         "adminUsername": "phalanx",
+        "customData": base64.b64encode(script.encode()).decode(),  # cloud-init runs it as root
         "linuxConfiguration": {"disablePasswordAuthentication": True, "ssh": {"publicKeys": keys}},
     }
-    if join is not None:
-        machine = terms.machine
-        script = start_script(
-            order.node_id,
-            join,
-            silence_s=machine.silence_s,
-            notices="azure",
-            virtual=machine.virtual,
-            setup=machine.setup,
-        )
-        found["customData"] = base64.b64encode(script.encode()).decode()  # cloud-init runs it as root
-    return found
 
 
 def _image(text: str) -> dict[str, str]:

@@ -57,6 +57,7 @@ from phalanx.providers.azure.pool_terms import (
 from phalanx.providers.azure.rights import check_rights, least_role, needed_actions
 from phalanx.providers.clouds.closing import stop_everything
 from phalanx.providers.clouds.offers import MachineShape, node_shape
+from phalanx.providers.clouds.rented_nodes import join_of, owner_of, rented_template, require_listening
 
 LOG_WAIT_S: Final = 120.0  # for the entry of a deletion in the activity log; without one the end is unknown
 LOG_AGE_S: Final = 86400.0  # entries that are looked at
@@ -95,15 +96,11 @@ class AzureProvider:
             BadRequest: a setting, size or zone is not valid; the credentials may not start or list machines; or the head listens only on
                 loopback.
         """
-        if self.head.machine_join is None:
-            raise BadRequest(
-                "machines join by the network, but the head listens only on loopback",
-                hint="phalanx up --listen ADDRESS",
-            )
+        require_listening(self.head)
         wanted, sizes, zones = parse_terms(terms.settings), parse_sizes(terms.template), check_zones(terms.zones)
         try:
             shapes = _shapes(wanted, sizes, zones)
-            devices, cpus, memory_bytes = node_shape("Azure", shapes, wanted.machine.virtual)
+            shape = node_shape("Azure", shapes, wanted.machine.virtual)
             names = needed_actions(terms.settings)
             missing = [one.name for one in check_rights(wanted.group, names) if not one.allowed]
             if not missing:
@@ -116,15 +113,7 @@ class AzureProvider:
                 hint="phalanx clouds check azure",
             )
         offers = make_offers(wanted, sizes, zones, terms.price_per_h, (read_instances(), read_prices()))
-        return NodeTemplate(
-            text=",".join(sizes),
-            devices=devices,
-            cpus=cpus,
-            memory_bytes=memory_bytes,
-            offers=offers,
-            listed=True,
-            apart=True,
-        )
+        return rented_template(",".join(sizes), shape, offers)
 
     def open(self, orders: Sequence[NodeOrder]) -> None:
         """Remember the orders; the head's sweeper compares the list with the records."""
@@ -141,7 +130,7 @@ class AzureProvider:
         self._seen[order.token] = order
         terms, name = parse_terms(order.settings), machine_name(order)
         group = terms.group
-        join = None if self.head.machine_join is None else self.head.machine_join(order.node_id, order.token)
+        join = join_of(self.head, order)
         try:
             found = _machine(group, name)
             if found is None or found["properties"].get("provisioningState") == "Failed":
@@ -213,7 +202,7 @@ class AzureProvider:
 
     @property
     def _owner(self) -> str:
-        return self.head.derive_id("provider owner")[:16]
+        return owner_of(self.head)
 
     def _owns(self, item: Mapping[str, Any]) -> bool:
         return (item.get("tags") or {}).get("phalanx-owner") == self._owner
@@ -275,7 +264,7 @@ class AzureProvider:
 
 
 def _machine(group: AzureGroup, name: str) -> Mapping[str, Any] | None:
-    """Return a machine; None if there is none of this name."""
+    """Return a machine; None if no machine has this name."""
     try:
         return arm.arm_reply(group, "GET", machine_path(group.path, name), arm.COMPUTE).body
     except arm.AzureError as error:

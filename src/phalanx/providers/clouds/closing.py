@@ -37,7 +37,7 @@ def stop_everything(
 
     Args:
         provider: whose machines they are.
-        orders: all of which the provider was told. One without a listed machine is stopped too: a list may lag behind a start.
+        orders: all that the provider has seen. One without a listed machine is stopped too: a list may lag behind a start.
         account_of: which settings reach the same machines.
     """
     known = {order.token: order for order in orders}

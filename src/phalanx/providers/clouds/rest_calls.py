@@ -29,7 +29,7 @@ _LOOPBACK: Final = re.compile(r"localhost|127(?:\.\d{1,3}){3}|\[?::1\]?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudReply:
-    """An answer of any status. `headers`: names in lower case; `body`: the JSON object, empty if there is none; `text`: as it came."""
+    """An answer of any status. `headers`: names in lower case; `body`: the JSON object, empty if the answer has no object; `text`: as it came."""
 
     status: int
     headers: Mapping[str, str]

@@ -11,6 +11,7 @@ from typing import Final
 
 from phalanx.core.ids import NodeId
 from phalanx.ports.engine import MachineJoin
+from phalanx.providers.clouds.pool_settings import MachineSettings
 
 _FETCH: Final = """\
 import hashlib, http.client, os, ssl, sys, tarfile, time
@@ -43,14 +44,7 @@ SHUT_DOWN: Final = "shutdown -h now"
 
 
 def start_script(
-    node_id: NodeId,
-    join: MachineJoin,
-    *,
-    silence_s: float,
-    notices: str,
-    virtual: int = 0,
-    setup: str = "",
-    power_off: str = "",
+    node_id: NodeId, join: MachineJoin, machine: MachineSettings, *, notices: str, power_off: str = ""
 ) -> str:
     """Return the script. The same order gives the same text, as an idempotency token demands.
 
@@ -59,23 +53,21 @@ def start_script(
     Args:
         node_id: of the machine.
         join: how it joins the head.
-        silence_s: the machine ends itself when its head has been silent for so long.
+        machine: settings of its pool.
         notices: the cloud whose notices the machine reads, as in `node.probes.spot_notices`; empty for none.
-        virtual: it joins with so many virtual devices; 0 for its GPUs.
-        setup: a shell command that runs before it joins.
         power_off: a command by which it ends itself; empty for `shutdown`.
     """
     # Without quotes, an empty line of `setup` would be a syntax error.
-    before = f"({setup})" if setup else ":"
+    before = f"({machine.setup})" if machine.setup else ":"
     ending = f" PHALANX_POWER_OFF={shlex.quote(power_off)}" if power_off else ""
     words = [
         *("--head", join.address, "--fingerprint", join.fingerprint, "--name", node_id),
-        *("--silence", f"{silence_s:g}"),
+        *("--silence", f"{machine.silence_s:g}"),
         *(("--notices", notices) if notices else ()),
-        *(("--virtual", str(virtual)) if virtual else ()),
+        *(("--virtual", str(machine.virtual)) if machine.virtual else ()),
     ]
     return f"""#!/bin/sh
-# Node {node_id} of Phalanx. The machine ends itself when its head has no use for it, or is silent for {silence_s:g} s.
+# Node {node_id} of Phalanx. The machine ends itself when its head has no use for it, or is silent for {machine.silence_s:g} s.
 export HOME="${{HOME:-/root}}" PHALANX_JOIN_TOKEN={shlex.quote(join.token)}{ending}
 files="$HOME/.phalanx-files"
 run() {{ if [ -e "$files/start.py" ]; then python3 "$files/start.py" "$@"; else python3 -m "$@"; fi; }}

@@ -37,6 +37,7 @@ from phalanx.ports.provider import (
     StartedMachine,
 )
 from phalanx.providers.clouds.own_files import check_own_file
+from phalanx.providers.clouds.rented_nodes import join_of, owner_of, require_listening
 
 NAME: Final = "command"
 DEADLINE_S: Final = 60.0  # of one call, unless the pool has the setting `deadline`
@@ -79,11 +80,7 @@ class CommandProvider:
         settings = terms.settings
         devices, cpus, memory_bytes = _shape(terms.template, settings)
         _deadline_s(settings)
-        if self.head.machine_join is None:
-            raise BadRequest(
-                "machines of this provider join by the network, but the head listens only on loopback",
-                hint="phalanx up --listen ADDRESS",
-            )
+        require_listening(self.head)
         self._script(settings)
         try:
             self.machines(settings)
@@ -114,10 +111,8 @@ class CommandProvider:
             CallUnanswered: it failed in another way, or gave no such answer in time.
         """
         self._seen[order.token] = order
-        join = None if self.head.machine_join is None else self.head.machine_join(order.node_id, order.token)
-        answer = self._call(
-            "start", order.settings, {**self._order(order), "join": None if join is None else asdict(join)}
-        )
+        join = join_of(self.head, order)
+        answer = self._call("start", order.settings, {**self._order(order), "join": asdict(join)})
         if "refused" in answer:
             raise OfferRefused(str(answer["refused"]))
         if "failed" in answer:
@@ -194,7 +189,7 @@ class CommandProvider:
 
     @property
     def _owner(self) -> str:
-        return self.head.derive_id("provider owner")[:16]
+        return owner_of(self.head)
 
     def _order(self, order: NodeOrder) -> dict[str, Any]:
         return {

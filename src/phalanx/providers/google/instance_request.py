@@ -33,31 +33,20 @@ def instance_name(order: NodeOrder) -> str:
     return "phalanx-" + hashlib.sha256(f"{order.token} {order.offer}".encode()).hexdigest()[:24]
 
 
-def instance_request(
-    order: NodeOrder, terms: GoogleInstanceTerms, owner: str, join: MachineJoin | None
-) -> dict[str, Any]:
+def instance_request(order: NodeOrder, terms: GoogleInstanceTerms, owner: str, join: MachineJoin) -> dict[str, Any]:
     """Return the body of `instances.insert`.
 
     Args:
         order: of the node.
         terms: of the pool.
         owner: of the label by which the machines of this head are listed.
-        join: how the machine joins; None for a request that is not sent.
+        join: how the machine joins.
     """
     zone, kind, market = parse_zone_offer(order.offer)
     mine = f"projects/{terms.project.project}"
     items = [{"key": ORDER_KEY, "value": json.dumps([order.node_id, order.token, order.offer])}]
-    if join is not None:
-        machine = terms.machine
-        script = start_script(
-            order.node_id,
-            join,
-            silence_s=machine.silence_s,
-            notices="google",
-            virtual=machine.virtual,
-            setup=machine.setup,
-        )
-        items.append({"key": "startup-script", "value": script})
+    script = start_script(order.node_id, join, terms.machine, notices="google")
+    items.append({"key": "startup-script", "value": script})
     labels = {"phalanx-pool": order.pool, "phalanx-node": order.node_id, "phalanx-token": order.token}
     request: dict[str, Any] = {
         "name": instance_name(order),

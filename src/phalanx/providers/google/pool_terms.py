@@ -169,7 +169,7 @@ def check_zones(zones: Sequence[str]) -> tuple[str, ...]:
     """Return the zones, each once.
 
     Raises:
-        BadRequest: there is none, or one is not of the form of a zone.
+        BadRequest: the zones are missing, or one is not of the form of a zone.
     """
     for zone in zones:
         if not _ZONE.fullmatch(zone):

@@ -33,6 +33,7 @@ from phalanx.ports.provider import (
 )
 from phalanx.providers.clouds.closing import stop_everything
 from phalanx.providers.clouds.offers import MachineShape, node_shape, parse_zone_offer
+from phalanx.providers.clouds.rented_nodes import join_of, owner_of, rented_template, require_listening
 from phalanx.providers.google import compute
 from phalanx.providers.google.instance_request import (
     ORDER_KEY,
@@ -83,17 +84,13 @@ class GoogleProvider:
             BadRequest: a setting, type or zone is not valid; the credentials may not start or list instances; or the head listens only on
                 loopback.
         """
-        if self.head.machine_join is None:
-            raise BadRequest(
-                "instances join by the network, but the head listens only on loopback",
-                hint="phalanx up --listen ADDRESS",
-            )
+        require_listening(self.head)
         wanted, types, zones = parse_terms(terms.settings), parse_types(terms.template), check_zones(terms.zones)
         project = wanted.project
         try:
             self._check_zones(project, zones)
             shapes = {kind: self._shape(wanted, zones, kind) for kind in types}
-            devices, cpus, memory_bytes = node_shape("GCP", shapes, wanted.machine.virtual)
+            shape = node_shape("GCP", shapes, wanted.machine.virtual)
             self.machines(terms.settings)
             names = needed_permissions(list(terms.settings))
             missing = [one.name for one in check_rights(project, names) if not one.allowed]
@@ -105,15 +102,7 @@ class GoogleProvider:
                 hint="phalanx clouds check google",
             )
         offers = make_offers(wanted, types, zones, terms.price_per_h, (read_instances(), read_prices()))
-        return NodeTemplate(
-            text=",".join(types),
-            devices=devices,
-            cpus=cpus,
-            memory_bytes=memory_bytes,
-            offers=offers,
-            listed=True,
-            apart=True,
-        )
+        return rented_template(",".join(types), shape, offers)
 
     def open(self, orders: Sequence[NodeOrder]) -> None:
         """Remember the orders; the head's sweeper compares the list with the records."""
@@ -130,7 +119,7 @@ class GoogleProvider:
         self._seen[order.token] = order
         terms = parse_terms(order.settings)
         zone = parse_zone_offer(order.offer)[0]
-        join = None if self.head.machine_join is None else self.head.machine_join(order.node_id, order.token)
+        join = join_of(self.head, order)
         request = instance_request(order, terms, self._owner, join)
         query = {"requestId": request_id("start", order.token, order.offer)}
         project, path = terms.project, f"/zones/{zone}/instances"
@@ -203,7 +192,7 @@ class GoogleProvider:
 
     @property
     def _owner(self) -> str:
-        return self.head.derive_id("provider owner")[:16]
+        return owner_of(self.head)
 
     def _list(self, project: GoogleProject, more: str = "") -> Sequence[ListedMachine]:
         """Return the instances with the owner's label, and with what else the filter asks for. Raises as `machines` does."""

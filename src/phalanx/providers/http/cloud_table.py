@@ -84,7 +84,7 @@ class CloudTable:
         settle_s: so long after a call without an answer, the list has a machine that it made.
         power_off: a command by which a machine ends itself; empty for `shutdown`.
         machine: path of the id in the answer to a start.
-        types: path of the list of types, and of their names in it; empty if there is none.
+        types: path of the list of types, and of their names in it; empty if the cloud has no such list.
     """
 
     name: str
@@ -109,7 +109,7 @@ def read_table(name: str, folder: str) -> CloudTable:
     """Return the table of a cloud: that in the folder, else that of this package.
 
     Raises:
-        BadRequest: there is none, others may change it, or it is invalid.
+        BadRequest: it does not exist, others may change it, or it is invalid.
     """
     if not NAME.fullmatch(name):
         raise BadRequest(f"the setting cloud is {name[:40]!r}, not the name of a cloud", hint=_known())

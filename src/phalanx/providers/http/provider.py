@@ -46,6 +46,7 @@ from phalanx.providers.clouds.pool_settings import (
     parse_machine_settings,
     setting_count,
 )
+from phalanx.providers.clouds.rented_nodes import join_of, rented_template, require_listening
 from phalanx.providers.clouds.start_script import start_script
 from phalanx.providers.http.cloud_table import CloudTable, fill, look_up, look_up_all, read_table
 from phalanx.providers.http.signed_calls import SignedCalls, SmallCloudError, as_object
@@ -98,18 +99,14 @@ class HttpProvider:
         Raises:
             BadRequest: a setting, type or zone is not valid; the key may not list machines; or the head listens only on loopback.
         """
-        if self.head.machine_join is None:
-            raise BadRequest(
-                "machines join by the network, but the head listens only on loopback",
-                hint="phalanx up --listen ADDRESS",
-            )
+        require_listening(self.head)
         cloud, settings = self._cloud(terms.settings), terms.settings
         table = cloud.table
         check_names(NAME, settings, _OWN | set(table.settings))
         if missing := [name for name in table.settings if not settings.get(name)]:
             raise BadRequest(f"cloud {table.name} needs the setting {missing[0]}", hint=f"--set {missing[0]}=...")
         machine = parse_machine_settings(settings)
-        devices, cpus, memory_bytes = _shape(settings, machine)
+        shape = _shape(settings, machine)
         for zone in terms.zones:
             if not re.fullmatch(table.zone, zone):
                 raise BadRequest(f"{zone[:40]!r} is not a zone of cloud {table.name}", hint=table.example)
@@ -123,15 +120,7 @@ class HttpProvider:
             raise BadRequest(f"cloud {table.name} refuses: {error}", hint="look at the rights of the key") from error
         price_per_h = terms.price_per_h or 0.0
         offers = zone_offers([ON_DEMAND], [kind], list(dict.fromkeys(terms.zones)), lambda *_: price_per_h)
-        return NodeTemplate(
-            text=terms.template,
-            devices=devices,
-            cpus=cpus,
-            memory_bytes=memory_bytes,
-            offers=offers,
-            listed=True,
-            apart=True,
-        )
+        return rented_template(terms.template, shape, offers)
 
     def open(self, orders: Sequence[NodeOrder]) -> None:
         """Remember the orders: an earlier head may have sent creates for those without a machine."""
@@ -267,18 +256,8 @@ class HttpProvider:
         zone, _, _ = parse_zone_offer(order.offer)
         kind, _, count = order.template.partition(":")
         values = {**order.settings, "name": name, "zone": zone, "type": kind, "count": count or "1"}
-        join = None if self.head.machine_join is None else self.head.machine_join(order.node_id, order.token)
-        if join is not None:
-            machine = parse_machine_settings(order.settings)
-            values["script"] = start_script(
-                order.node_id,
-                join,
-                silence_s=machine.silence_s,
-                virtual=machine.virtual,
-                setup=machine.setup,
-                notices="",
-                power_off=table.power_off,
-            )
+        machine, join = parse_machine_settings(order.settings), join_of(self.head, order)
+        values["script"] = start_script(order.node_id, join, machine, notices="", power_off=table.power_off)
         return values
 
     def _create(self, cloud: SignedCalls, order: NodeOrder, name: str) -> Mapping[str, Any]:

@@ -127,5 +127,5 @@ def read_keys(table: CloudTable, folder: str, environment: Mapping[str, str]) ->
 
 
 def as_object(value: Any) -> Mapping[str, Any]:
-    """Return an item of an answer as an object; empty if it is none."""
+    """Return an item of an answer as an object; empty if it is another value."""
     return value if isinstance(value, Mapping) else {}
