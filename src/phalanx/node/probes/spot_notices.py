@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -99,7 +98,7 @@ class SpotNotices:
     read: Callable[[Fetch], str]
     fetch: Fetch
     found: str = ""
-    _next_s: float = field(default=0.0)
+    _next_s: float = 0.0
 
     def look(self, now_s: float) -> str:
         """Return the notice, after a look if one is due; empty for none. It stays once it was seen."""
@@ -133,7 +132,7 @@ def fetch_from(address: str = ADDRESS) -> Fetch:
 def notices_of(cloud: str, address: str = ADDRESS) -> SpotNotices | None:
     """Return what looks for notices of this cloud; None if it has none that can be read."""
     read = READERS.get(cloud)
-    return None if read is None else SpotNotices(read=read, fetch=fetch_from(address), _next_s=time.monotonic())
+    return None if read is None else SpotNotices(read=read, fetch=fetch_from(address))
 
 
 def _object(body: str) -> dict[str, object]:
