@@ -524,6 +524,7 @@ def test_usage_summary_says_what_of_a_huge_job_it_leaves_out():
 def test_a_job_that_reports_no_steps_claims_no_goodput():
     bare = dataclasses.replace(msgspec.convert(views.usage(), UsageSummary), measured_by="attempts", goodput=None)
     assert usage_lines(bare)[0].endswith("GPU-seconds, goodput unknown: no steps reported")
+    assert usage_lines(bare, replica=True)[0].endswith("GPU-seconds"), "a replica of a service makes no steps"
 
 
 def test_doctor_reads_the_hooks_of_this_node(tmp_path, monkeypatch):

@@ -63,11 +63,19 @@ def replica(slot, tokens=0, **more) -> RoutedReplica:
 def test_a_known_prefix_attracts_until_its_replica_has_too_much():
     quiet, popular = replica(0, 1000), replica(1, 1000)
     assert choose_replica([quiet, popular], {1: 10}, 10, 0.0, prompt_tokens=50) is popular
-    popular.tokens = 1200
+    popular.tokens = 1300
     assert choose_replica([quiet, popular], {1: 10}, 10, 0.0, prompt_tokens=50) is quiet, "it saves less than it waits"
     assert choose_replica([quiet, popular], {1: 10}, 10, 0.0, prompt_tokens=500) is popular
-    popular.tokens = 4000
+    popular.tokens = 12_000
     assert choose_replica([quiet, popular], {1: 10}, 10, 0.0, prompt_tokens=5000) is quiet, "it is over the bound"
+
+
+def test_of_two_replicas_the_one_that_has_read_a_prompt_gets_it_while_it_has_a_request_and_the_other_none():
+    """The bound counts the new request: without it, half of one request was the mean, and over it was whoever had one."""
+    idle, reading = replica(0, 0), replica(1, 600, in_flight=1)
+    assert choose_replica([idle, reading], {1: 10}, 10, 0.0, prompt_tokens=600) is reading
+    reading.tokens, reading.in_flight = 1200, 2
+    assert choose_replica([idle, reading], {1: 10}, 10, 0.0, prompt_tokens=600) is idle
 
 
 @pytest.mark.parametrize(
@@ -92,7 +100,7 @@ def test_an_excluded_replica_is_not_asked_again():
     st.integers(2, 8),
 )
 def test_no_replica_gets_more_than_its_bound_of_the_load(requests, count):
-    """Whatever prefixes are popular: over the bound is only who is also the least loaded."""
+    """Whatever prefixes are popular: over the bound, which counts the new request, is only who is also the least loaded."""
     replicas = [replica(slot, limit=10_000) for slot in range(count)]
     open_: list[tuple[RoutedReplica, int]] = []
     for favourite, tokens, ends in requests:
@@ -103,7 +111,7 @@ def test_no_replica_gets_more_than_its_bound_of_the_load(requests, count):
         total = sum(one.tokens for one in replicas)
         found = choose_replica(replicas, {favourite % count: 10}, 10, 0.0, prompt_tokens=tokens)
         assert found is not None
-        assert found.tokens == least or found.tokens <= LOAD_BOUND * total / count
+        assert found.tokens == least or found.tokens <= LOAD_BOUND * (total + tokens) / count
         found.begin(tokens, 0)
         open_.append((found, tokens))
     for chosen, cost in open_:
@@ -164,7 +172,7 @@ def test_whatever_engines_report_the_choice_is_one_that_may_take_it_and_within_t
         return
     assert chosen in usable
     assert chosen is not None
-    mean = sum(one.tokens for one in usable) / len(usable)
+    mean = (sum(one.tokens for one in usable) + prompt) / len(usable)
     assert chosen.tokens <= LOAD_BOUND * mean + 1 or chosen.tokens == min(one.tokens for one in usable)
 
 

@@ -53,20 +53,24 @@ _decoder: Final = msgspec.json.Decoder(CompletionRequest)
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Return the body of a request.
+    """Return the body of a request. `request.read` would keep it until the next request of the connection, or until it ends.
 
     Raises:
         Refused: it is too large, too slow, or cannot be read.
     """
+    parts, size = list[bytes](), 0
     try:
         async with asyncio.timeout(BODY_S):
-            return await request.read()
+            async for part in request.content.iter_any():
+                size += len(part)
+                if size > BODY_MAX:
+                    raise Refused(413, f"a request has at most {BODY_MAX >> 20} MiB", "too_large")
+                parts.append(part)
     except (HttpProcessingError, web.RequestPayloadError) as error:
         raise Refused(400, f"the body cannot be read: {type(error).__name__}", "invalid_body") from None
     except TimeoutError:
         raise Refused(408, f"the body did not arrive within {BODY_S:g} s", "timeout") from None
-    except web.HTTPRequestEntityTooLarge:
-        raise Refused(413, f"a request has at most {BODY_MAX >> 20} MiB", "too_large") from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def parse_request(body: bytes) -> CompletionRequest:

@@ -1,9 +1,9 @@
 """Chooses the replica for a request: by what it has read of the prompt, and by its load. Pure.
 
 The best replica has the least load together with `READ_WEIGHT` times what the request costs there: tokens of the prompt that it has not read, and
-of the answer. The load is in tokens in flight, because one long prompt is worth many short ones. A replica over `LOAD_BOUND` times the mean gets
-nothing, however much it has read: affinity alone piles a popular prompt on one replica (consistent hashing with bounded loads: Mirrokni, Thorup,
-Zadimoghaddam 2018).
+of the answer. The load is in tokens in flight, because one long prompt is worth many short ones. A replica over `LOAD_BOUND` times the mean, the new
+request included, gets nothing, however much it has read: affinity alone piles a popular prompt on one replica (consistent hashing with bounded loads:
+Mirrokni, Thorup, Zadimoghaddam 2018). Without the new request, one of two replicas could never have two requests while the other has none.
 
 The tokens in flight are this gateway's own. The share of its KV cache that an engine uses covers all gateways, and how large the cache is. Where it
 is above `CACHE_EASY` and the mean, tokens that the engine has not read cost more, up to `CACHE_WEIGHT` times at a full cache. Tokens that it has read
@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-READ_WEIGHT: Final = 3.0  # a prompt is read once, and what was read stays in the cache for the next turns
-LOAD_BOUND: Final = 1.5
+READ_WEIGHT: Final = 4.0  # a prompt is read once, and what was read stays in the cache for the next turns
+LOAD_BOUND: Final = 1.25
 BYTES_PER_TOKEN: Final = 4  # of English text; only the ratio of loads depends on it
 ANSWER_TOKENS: Final = 256  # expected where the request has no limit
 CACHE_EASY: Final = 0.5  # share of an engine's KV cache in use up to which it makes no difference
@@ -108,7 +108,7 @@ def choose_replica(
         matches: blocks of the prompt that each has read, by slot.
         blocks: of the whole prompt.
         now_s: monotonic time.
-        prompt_tokens: of the prompt.
+        prompt_tokens: of the prompt, which count in the bound too.
         excluded: jobs that have failed this request.
     """
     usable = [
@@ -118,7 +118,7 @@ def choose_replica(
     ]
     if not usable:
         return None
-    bound = LOAD_BOUND * sum([one.tokens for one in usable]) / len(usable)
+    bound = LOAD_BOUND * (sum([one.tokens for one in usable]) + prompt_tokens) / len(usable)
     allowed = [one for one in usable if one.tokens <= bound]
     if not allowed:  # rounding alone
         least = min(one.tokens for one in usable)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -35,6 +36,8 @@ from phalanx.gateway.usage_link import UsageLink
 from phalanx.gateway.usage_meter import UsageMeter
 
 COLLECT_EVERY = 10_000  # objects that came and did not go
+M_MMAP_THRESHOLD = -3  # of mallopt(3)
+LARGE_BYTES = 256 << 10
 DRAIN_S = 30.0  # that answers under way have to end after a stop
 
 
@@ -82,6 +85,12 @@ def _tune_gc() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_EVERY, 20, 50)
+
+
+def _return_large_buffers() -> None:
+    """Let glibc give the memory of each large body back when it is freed. Else the first one moves all later ones into the heap, which only grows."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int], None]) -> None:
@@ -137,6 +146,7 @@ async def _run(head: GatewayHead, options: GatewayOptions, ready: Callable[[int]
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         _tune_gc()
+        _return_large_buffers()
         ready(runner.addresses[0][1])
         await stop.wait()
     finally:

@@ -154,7 +154,7 @@ def job_page(
         lines += _section("checkpoints", _checkpoints(job, screen, now_s), screen)
     lines += _section("history", _history(value.history, screen, whole=whole_history), screen)
     if value.usage is not None:
-        lines += _section("usage", _usage_lines(value.usage), screen)
+        lines += _section("usage", _usage_lines(value.usage, replica=bool(job.service)), screen)
     if advice:
         lines += _section(f"advice (phalanx usage {job.id})", advice_lines(advice, most=SHORT_ADVICE), screen)
     return lines
@@ -360,7 +360,8 @@ def _details_hint(line: HistoryLine) -> str:
     return ""
 
 
-def _usage_lines(usage: UsageSummary) -> list[str]:
+def _usage_lines(usage: UsageSummary, *, replica: bool = False) -> list[str]:
+    """Return the lines of the section. `replica`: of a service, which makes no steps."""
     spent: GpuSeconds = usage.gpu_seconds
     lines = []
     if spent.total:
@@ -373,7 +374,7 @@ def _usage_lines(usage: UsageSummary) -> list[str]:
         }
         without_steps = usage.measured_by != "steps"
         goodput = "unknown: no steps reported" if without_steps else cells.percent(usage.goodput)
-        lines.append(f"{spent.total:.1f} GPU-seconds, goodput {goodput}")
+        lines.append(f"{spent.total:.1f} GPU-seconds" + ("" if replica else f", goodput {goodput}"))
         if not without_steps or spent.lost:
             lines.append("  " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items()))
     if usage.other_seconds:
