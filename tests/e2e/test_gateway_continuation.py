@@ -158,7 +158,8 @@ def test_a_replica_that_is_silent_or_reports_that_its_engine_is_dead_has_failed(
 def test_an_answer_that_does_not_repeat_itself_ends_with_an_error(body):
     async def inside():
         async with gateway_rig() as rig:
-            return (await broken(rig, body))[0]
+            # A drawn answer may end before its replica fails.
+            return (await broken(rig, {**body, "ignore_eos": True}))[0]
 
     events = asyncio.run(inside())
     (error,) = errors_of(events)

@@ -35,6 +35,7 @@ EXTRAS = {
     "obstore": "node/data",
     "optuna": "sweep",
     "aiohttp": "gateway",
+    "uvloop": "gateway",
     "xxhash": "gateway",
 }
 

@@ -77,7 +77,18 @@ def run_gateway(head: GatewayHead, options: GatewayOptions, ready: Callable[[int
     Raises:
         BadRequest: it cannot listen there.
     """
-    asyncio.run(_run(head, options, ready))
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        runner.run(_run(head, options, ready))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """Return uvloop's where it is installed: it takes an eighth less processor time for a stream than asyncio's own."""
+    try:
+        import uvloop  # not everywhere
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
 
 
 def _tune_gc() -> None:

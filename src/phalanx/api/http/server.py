@@ -128,12 +128,13 @@ class ApiServer(HeadServer):
 
 
 def server_config(app: ASGIApp, **options: Any) -> uvicorn.Config:
-    """Return the head's uvicorn configuration; options override it. uvicorn uses httptools and uvloop if they are installed."""
+    """Return the head's uvicorn configuration; options override it. uvicorn uses httptools if it is installed; its loop is asyncio's, with which all is measured."""
     settings: dict[str, Any] = {
         "log_config": None,
         "access_log": False,
         "server_header": False,
         "lifespan": "on",
+        "loop": "asyncio",
         "ws": HeadWebSocketProtocol,
         "ws_ping_interval": PING_INTERVAL_S,
         "ws_ping_timeout": PONG_TIMEOUT_S,
