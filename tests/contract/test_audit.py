@@ -396,3 +396,26 @@ def test_the_client_reads_and_verifies(head):
         assert admin.verify_audit([found.anchor]).flaws == []
         with pytest.raises(NotPermitted):
             Client(url, TOKENS["operator"]).audit()
+
+
+def test_a_gateway_that_reports_use_every_few_seconds_leaves_one_line_an_hour(head, call):
+    """Found by counting: 14,400 lines a day for each gateway, all with the same words."""
+
+    def report(caller, gateway, sequence):
+        reply = call(caller, "POST", f"/v1/gateways/{gateway}/usage", {"sequence": sequence, "hours": []})
+        assert (reply.status_code, reply.json()["sequence"]) == (200, sequence)
+
+    def reported():
+        return [(one["user"], one["target"]) for one in lines(call) if one["action"].endswith("/usage")]
+
+    assert call("operator", "POST", "/v1/gateways/a/usage", {"sequence": "x"}).status_code == 400
+    for sequence in (1, 2, 2, 3):
+        report("operator", "a", sequence)
+    assert len(reported()) == 1, "one that was refused has left none in its place"
+    report("admin", "a", 4)
+    report("operator", "b", 1)
+    assert len(set(reported())) == len(reported()) == 3
+    assert call("user", "POST", "/v1/gateways/a/usage", {"sequence": 5, "hours": []}).status_code == 403
+    head.clock.ahead_s += 3601.0
+    report("operator", "a", 5)
+    assert len(reported()) == 5, "a refusal has a line of its own, and so has the next hour"

@@ -16,7 +16,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from fastapi import FastAPI
 from starlette.requests import HTTPConnection
 
-from phalanx.api.auth.audited_call import CURRENT_CALL
+from phalanx.api.auth.audited_call import CURRENT_CALL, HourlyCalls
 from phalanx.api.auth.authenticator import Authenticator
 from phalanx.api.auth.device_logins import DeviceLogins
 from phalanx.api.auth.program_access import ProgramAccess
@@ -92,6 +92,7 @@ class ApiRuntime:
         self.device_logins = DeviceLogins(services.clock)
         self.secret_seal = SecretSeal(services.secret_keys)
         self.service_use_lock = asyncio.Lock()
+        self.hourly_calls = HourlyCalls(services.clock.boottime_s)
         self.batch_use = BatchUseRecorder(services, self.service_use_lock, self.request, run_in_thread)
         self.secrets_lock = asyncio.Lock()  # no secret is set while all are encrypted again
         self.program_access = ProgramAccess(services.clock)

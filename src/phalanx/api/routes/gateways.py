@@ -45,18 +45,22 @@ async def report_demand(request: Request, gateway_id: str) -> Response:
 
 @routes.post("/v1/gateways/{gateway_id}/usage", Action.OPERATE, body=UsageReport, reply=UsageReceipt)
 async def report_usage(request: Request, gateway_id: str) -> Response:
-    """Report what a gateway has counted of services. A report whose number is counted already changes nothing."""
+    """Report what a gateway has counted of services. A report whose number is counted already changes nothing.
+
+    Gateways report every six seconds while they are used: one line an hour in the audit trail says that they do.
+    """
     runtime = runtime_of(request)
     services = runtime.services
     body = await read_record(request, UsageReport, services.limits.body_bytes)
     name, now_s = check_name(gateway_id, "gateway"), services.clock.now_s()
-    async with runtime.service_use_lock:  # reports of other gateways change the same hours
-        known = await run_in_thread(services.store.record, GATEWAY_MARKS, name)
-        if known is not None and known.sequence >= body.sequence:
-            return json_response(UsageReceipt(sequence=known.sequence))
-        counted = [one for one in body.hours if is_countable(one.id, now_s)]
-        hours = await run_in_thread(lambda: tuple(added_hour(services.store, one, USES_MAX) for one in counted))
-        sequence = await runtime.request(RecordServiceUse(gateway_id=name, sequence=body.sequence, hours=hours))
+    with runtime.hourly_calls.serving():
+        async with runtime.service_use_lock:  # reports of other gateways change the same hours
+            known = await run_in_thread(services.store.record, GATEWAY_MARKS, name)
+            if known is not None and known.sequence >= body.sequence:
+                return json_response(UsageReceipt(sequence=known.sequence))
+            counted = [one for one in body.hours if is_countable(one.id, now_s)]
+            hours = await run_in_thread(lambda: tuple(added_hour(services.store, one, USES_MAX) for one in counted))
+            sequence = await runtime.request(RecordServiceUse(gateway_id=name, sequence=body.sequence, hours=hours))
     return json_response(UsageReceipt(sequence=sequence, ignored=len(body.hours) - len(counted)))
 
 
