@@ -26,13 +26,14 @@ class SlurmRig(BenchmarkCluster):
     """A head on Slurm."""
 
     slurm: SlurmHere
+    nodes_at_start: int = 3  # that are up before any job
     revivals: list[threading.Timer] = field(default_factory=list)
 
     def start(self, *, wait_nodes: bool = True) -> None:
         """Start the head; Slurm runs already."""
         self.start_head(variables={**self.slurm.environment, "TMPDIR": self.slurm.folder})
         if wait_nodes:
-            self.wait_for_nodes(3)
+            self.wait_for_nodes(self.nodes_at_start)
 
     def stop(self) -> None:
         """End the head, and start no daemon any more."""
@@ -54,10 +55,10 @@ class SlurmRig(BenchmarkCluster):
 
 
 @contextlib.contextmanager
-def slurm(words: tuple[str, ...]) -> Iterator[SlurmRig]:
+def slurm(words: tuple[str, ...], *, nodes: int = 3, machines: int = 3) -> Iterator[SlurmRig]:
     """See `SlurmRig`."""
     folder, home = tempfile.mkdtemp(prefix="phalanx-slurm-"), tempfile.mkdtemp(prefix="phalanx-engine-")
-    daemons = SlurmHere(folder=folder)
+    daemons = SlurmHere(folder=folder, nodes=machines)
     rig = SlurmRig(
         home=home,
         port=free_port(),
@@ -65,6 +66,7 @@ def slurm(words: tuple[str, ...]) -> Iterator[SlurmRig]:
         lease_s=4.0,
         head_arguments=("--engine", "slurm", *words),
         slurm=daemons,
+        nodes_at_start=nodes,
     )
     try:
         with here(daemons):

@@ -259,6 +259,7 @@ def test_importing_phalanx_imports_nothing_else():
 # Code that names an engine outside src/phalanx/engines, each with its reason. Comments, docstrings and CLI help texts may name any.
 ENGINE_NAMES_ALLOWED = {
     "app/seat_supervisor.py": "SLURMD_NODENAME is one of the variables that name the node of a seat",
+    "app/assigned_devices.py": "SLURM_JOB_GPUS is one of the variables that name the devices of a supervisor",
     "cli/cluster/doctor.py": "`joined` is the name of a finding, and means a server that joined",
     "cli/cluster/up.py": "the help of --engine",
     "cli/demo/node_kill.py": "the demo runs on virtual nodes of this machine, and kills one by the engine's record of it",

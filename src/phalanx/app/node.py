@@ -16,6 +16,8 @@ Settings are environment variables. They are removed from the environment before
     PHALANX_NODE_SEAT     the seat of a supervisor that runs for one attempt (app.seat) and ends with it
     PHALANX_NODE_STOP_GRACE_S  longest grace of its ranks after SIGTERM, in seconds; default: 8
     PHALANX_NODE_DEVICES  for a seat or a Ray node: the devices from the engine, as positions in the driver's list; virtual without a driver
+    PHALANX_NODE_CPUS, PHALANX_NODE_MEMORY_BYTES  what the engine assigned of the machine; by default all of it
+    PHALANX_NODE_SIGNALS_REACH_RANKS  set if the engine ends the node by a signal to all of its processes, the ranks among them
     PHALANX_NODE_UNWATCHED  set if no engine of the head watches the supervisor: it reports to the head that it leaves
     PHALANX_NODE_OUTSIDE  for a Ray node: positions in that list of the devices that others hold; PHALANX_NODE_OUTSIDE_BY: who
     PHALANX_HEAD_URL      the head's URL when the supervisor started; of several heads all URLs, separated by commas
@@ -127,6 +129,11 @@ def run(on_signal: Callable[[SupervisorLoop], Callable[[], None]] = lambda loop:
     probe, virtual = _probe(given, facts)
     if virtual:
         facts = claimed_facts(given, facts)
+    facts = replace(
+        facts,
+        cpus=int(given.get("PHALANX_NODE_CPUS", facts.cpus)),
+        memory_bytes=int(given.get("PHALANX_NODE_MEMORY_BYTES", facts.memory_bytes)),
+    )
     links = LinkProbeListener(given["PHALANX_NODE_ID"], given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"))
     slices = _slice_keeper(given, facts)
     settings = _settings(given, facts, probe, slices, links.port, accounts, virtual=virtual)
@@ -315,6 +322,7 @@ def _settings(
         base=dict(os.environ),
         seat=parse_seat(given.get("PHALANX_NODE_SEAT", "")),
         unwatched="PHALANX_NODE_UNWATCHED" in given,
+        signals_reach_ranks="PHALANX_NODE_SIGNALS_REACH_RANKS" in given,
         accounts=accounts,
         slices=slices,
         power=None if virtual else _power_keeper(given, probe),

@@ -1,9 +1,10 @@
-"""The supervisor of a resident pod: `python -m phalanx.app.resident_supervisor`, which stays between attempts and ends with its pod.
+"""The supervisor of a resident node: `python -m phalanx.app.resident_supervisor`, which stays between attempts and ends with its pod or Slurm job.
 
 It reads PHALANX_RESIDENT (wire.resident) and becomes a normal supervisor (app.node). It ends in two cases:
 
 - SIGTERM, by which Kubernetes deletes, evicts or preempts a pod. The head sees that too, and drains the node: the ranks of the whole gang
-  save together. So the supervisor waits until no attempt is left, or until shortly before the pod's grace period is over.
+  save together. So the supervisor waits until no attempt is left, or until shortly before the pod's grace period is over. Where the
+  engine's signal reaches the ranks as well, as in a Slurm job, it stops them at once and reports that the node leaves.
 - The head has not answered for `head_gone_s`: nothing else would ever free the GPUs. Its ranks froze long before, when their lease ended.
 """
 
@@ -24,6 +25,7 @@ from typing import Final
 import msgspec
 
 from phalanx.app import node
+from phalanx.app.assigned_devices import assigned_devices
 from phalanx.node.shell.supervisor_loop import SupervisorLoop
 from phalanx.wire.head_http import context_for_ca
 from phalanx.wire.head_url import split_url
@@ -114,7 +116,7 @@ def _watch(loop: SupervisorLoop, life: ResidentLife, given: ResidentAssignment) 
         loop.terminate()
 
     threading.Thread(target=run, name="resident", daemon=True).start()
-    return asked.set
+    return loop.terminate if given.signals_reach_ranks else asked.set
 
 
 def _variables(given: ResidentAssignment, folder: str) -> dict[str, str]:
@@ -125,11 +127,15 @@ def _variables(given: ResidentAssignment, folder: str) -> dict[str, str]:
         "PHALANX_NODE_DIR": folder,
         "PHALANX_NODE_TOKEN": given.token,
         "PHALANX_NODE_ENGINE": given.engine,
-        "PHALANX_NODE_DEVICES": ",".join(map(str, range(given.devices))),
+        "PHALANX_NODE_DEVICES": ",".join(map(str, assigned_devices(given.devices))),
         "PHALANX_NODE_ADDRESS": os.environ.pop(ADDRESS_VARIABLE, "") or "127.0.0.1",
         "PHALANX_NODE_UNWATCHED": "1",
         "PHALANX_HEAD_URL": given.head_url,
     }
+    if given.cpus:
+        found |= {"PHALANX_NODE_CPUS": str(given.cpus), "PHALANX_NODE_MEMORY_BYTES": str(given.memory_bytes)}
+    if given.signals_reach_ranks:
+        found["PHALANX_NODE_SIGNALS_REACH_RANKS"] = "1"
     if given.ca_pem:
         found["PHALANX_HEAD_CA"] = os.path.join(folder, "ca.pem")
         with open(found["PHALANX_HEAD_CA"], "w", encoding="ascii") as file:

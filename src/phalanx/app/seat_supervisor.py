@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from phalanx.app import node
+from phalanx.app.assigned_devices import assigned_devices
 from phalanx.core.access.node_tokens import seat_token
 from phalanx.core.ids import NodeId
 from phalanx.core.work.seats import Seat
@@ -46,8 +47,6 @@ FINAL_REPORT_TIMEOUT_S: Final = (
 )
 _USAGE: Final = 64
 _NODE_NAMES: Final = ("PHALANX_NODE_ID", "SLURMD_NODENAME")  # the name of this node, the most reliable variable first
-_DEVICES: Final = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
-_CUDA_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 _ADDRESS: Final = "PHALANX_SEAT_ADDRESS"  # of a pod, which is not that of its node, and known only there
 
 
@@ -143,7 +142,7 @@ def _variables(order: SeatAssignment, seat: Seat, folder: str) -> dict[str, str]
         "PHALANX_NODE_DIR": folder,
         "PHALANX_NODE_TOKEN": seat_token(order.key, seat),
         "PHALANX_NODE_SEAT": seat.name,
-        "PHALANX_NODE_DEVICES": ",".join(map(str, _devices(part.devices))),
+        "PHALANX_NODE_DEVICES": ",".join(map(str, assigned_devices(part.devices))),
         "PHALANX_NODE_ADDRESS": os.environ.pop(_ADDRESS, "") or part.address,
         "PHALANX_NODE_ENGINE": order.engine,
         "PHALANX_HEAD_URL": order.head_url,
@@ -153,18 +152,6 @@ def _variables(order: SeatAssignment, seat: Seat, folder: str) -> dict[str, str]
         with open(found["PHALANX_HEAD_CA"], "w", encoding="ascii") as file:
             file.write(order.ca_pem)
     return found
-
-
-def _devices(count: int) -> list[int]:
-    """Return the positions of the assigned devices in the driver's list.
-
-    CUDA's own variable has priority: if the engine hides the other devices, it numbers the remaining ones.
-    """
-    for name in (_CUDA_VARIABLE, *_DEVICES):
-        words = [word.strip() for word in os.environ.get(name, "").split(",")]
-        if all(word.isdecimal() for word in words) and len(words) >= count > 0:
-            return [int(word) for word in words[:count]]
-    return list(range(count))
 
 
 if __name__ == "__main__":

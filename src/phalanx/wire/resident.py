@@ -22,6 +22,8 @@ class ResidentAssignment(msgspec.Struct, frozen=True, kw_only=True):
         ca_pem: the certificate of the head's CA; empty for plain HTTP on loopback.
         devices: how many GPUs it has.
         head_gone_s: it ends when the head has not answered for so long, in seconds.
+        cpus, memory_bytes: what the engine assigned of the machine; 0: all that the node finds.
+        signals_reach_ranks: the engine ends the node by a signal to all of its processes at once, the ranks among them.
     """
 
     node_id: NodeId
@@ -31,6 +33,9 @@ class ResidentAssignment(msgspec.Struct, frozen=True, kw_only=True):
     ca_pem: str
     devices: int
     head_gone_s: float
+    cpus: int = 0
+    memory_bytes: int = 0
+    signals_reach_ranks: bool = False
 
 
 def encode_resident(assignment: ResidentAssignment) -> str:

@@ -31,9 +31,9 @@ from phalanx.engines.kubernetes.parse import KubernetesNode, PodState, parse_nod
 from phalanx.engines.kubernetes.pod_requests import apply_owner, create_pod, explain_refusal
 from phalanx.engines.kubernetes.pod_template import CONTAINER, with_template
 from phalanx.engines.kubernetes.render import Manifest, PodSettings
-from phalanx.engines.kubernetes.resident_options import GPUS_MAX
 from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
 from phalanx.engines.kubernetes.watch import ObjectWatch
+from phalanx.engines.resident_option import GPUS_MAX
 from phalanx.ports.provider import (
     CallUnanswered,
     CloudRights,

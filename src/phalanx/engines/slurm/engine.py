@@ -45,6 +45,7 @@ POLL_S: Final = 2.0  # poll interval otherwise; other users' jobs are seen this 
 PARTITION_S: Final = 10.0  # a partition that is closed or opened by an administrator is noticed this late
 TOPOLOGY_S: Final = 300.0  # switches are rewired rarely
 FIRST_ANSWER_S: Final = 2.0  # for Slurm to answer a starting head: its supervisors wait, and a takeover has 9 s in all
+RESIDENT_POLL_S: Final = 30.0  # where it has only jobs to cancel that an earlier head left
 CONTENDED_S: Final = 30.0  # a node that Slurm gave to others counts as taken for this long, whatever Slurm shows
 _STRAY: Final = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED")  # a job that is ending needs no scancel
 _Key = tuple[JobId, Epoch]
@@ -59,11 +60,13 @@ class SlurmEngine:
         settings: how this head uses Slurm.
         key_of: makes an attempt's key for its supervisors.
         memory_of: returns the memory of a device of a GRES type, in bytes.
+        lists_nodes: jobs run on Slurm's nodes; else in resident jobs (`resident_jobs`), which are nodes of a pool.
     """
 
     settings: SlurmSettings
     key_of: Callable[[JobId, Epoch], str]
     memory_of: Callable[[str], int] = lambda _: 0
+    lists_nodes: bool = True
     _updates: queue.SimpleQueue[tuple[Job, Attempt]] = field(default_factory=queue.SimpleQueue)
     _events: deque[Event] = field(default_factory=deque)
     _orders: dict[_Key, SlurmSubmission] = field(default_factory=dict)
@@ -92,9 +95,12 @@ class SlurmEngine:
 
         If Slurm does not answer, the head starts without it, because running jobs need their leases. The first answered poll completes this.
         """
-        now_s, elsewhere = time.monotonic(), {node.id for node in known if node.engine != ENGINE_NAME}
+        now_s, elsewhere = (
+            time.monotonic(),
+            {node.id for node in known if node.engine != ENGINE_NAME or not node.per_attempt},
+        )
         ours = [node for node in known if node.id not in elsewhere]
-        self._reported = {node.id: node if node.state is NodeState.UP else None for node in ours}
+        self._reported = {node.id: node if node.state is NodeState.UP else None for node in ours if self.lists_nodes}
         for job, attempt in live:
             if elsewhere.isdisjoint(grant.node_id for grant in attempt.allocation.grants):
                 key = (job.id, attempt.epoch)
@@ -106,6 +112,12 @@ class SlurmEngine:
             self._poll(FIRST_ANSWER_S)
         except (PhalanxError, OSError) as error:
             self._mark_unreachable(str(error))
+        if not self.lists_nodes:
+            why = "jobs run in resident Slurm jobs now"
+            return Discovery(
+                deaths=[NodeDied(node_id=node.id, supervisor_id=None, why=why, confirmed=False) for node in ours],
+                retired=[node.id for node in ours],
+            )
         return Discovery()  # the inventory comes with the polls
 
     def admit(self, node_id: NodeId, address: str, hostname: str) -> Admission | None:
@@ -156,7 +168,13 @@ class SlurmEngine:
         while not self._ended.is_set():
             try:
                 self._drain_updates()
-                pause_s = POLL_BUSY_S if any(self._is_changing(order) for order in self._orders.values()) else POLL_S
+                pause_s = (
+                    POLL_BUSY_S
+                    if any(map(self._is_changing, self._orders.values()))
+                    else POLL_S
+                    if self.lists_nodes
+                    else RESIDENT_POLL_S
+                )
                 left_s = looked_s + pause_s - time.monotonic()
                 if left_s > 0:
                     self._wake.wait(left_s)
@@ -273,7 +291,9 @@ class SlurmEngine:
             shown = commands.run(render.SHOW_TOPOLOGY)  # fails if Slurm has no switch tree
             self._switch_labels = parse.parse_topology(shown.stdout) if shown.code == 0 else {}
         wanted = self.settings.partition or (self._partition.name if self._partition is not None else "")
-        self._slurm = {node.name: node for node in nodes if not wanted or wanted in node.partitions}
+        self._slurm = {
+            node.name: node for node in nodes if self.lists_nodes and (not wanted or wanted in node.partitions)
+        }
         reports, cancels, nudges = self._evaluate_orders(jobs, now_s)
         # Nodes come first, so that requeued jobs are not placed on nodes that others took.
         self._events.extend(self._node_events(jobs, now_s, repeat_cordons=reread and self._listed))

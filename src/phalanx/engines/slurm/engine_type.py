@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from phalanx.engines.slurm.options import ENGINE_NAME, OPTIONS
 from phalanx.ports.engine import Engine, EngineContext, EngineType, HeadSetup
+from phalanx.ports.provider import EnginePool, EnginePools
+
+if TYPE_CHECKING:
+    from phalanx.ports.provider import NodeProvider
 
 
-class SlurmEngineType(EngineType):
+class SlurmEngineType(EngineType, EnginePools):
     """See the module."""
 
     name = ENGINE_NAME
@@ -28,6 +33,18 @@ class SlurmEngineType(EngineType):
         """The nodes are Slurm's."""
         del options
         return False
+
+    def pools(self, options: Mapping[str, str]) -> Sequence[EnginePool]:
+        """Return the pool of resident Slurm jobs, if there is one."""
+        from phalanx.engines.slurm.resident_options import resident_pools
+
+        return resident_pools(options)
+
+    def create_provider(self, options: Mapping[str, str], head: EngineContext) -> NodeProvider:
+        """Create the provider of resident Slurm jobs."""
+        from phalanx.engines.slurm.head_setup import create_resident_jobs
+
+        return create_resident_jobs(options, head)
 
     def create(self, options: Mapping[str, str], head: EngineContext) -> Engine:
         """Create the engine."""

@@ -11,7 +11,10 @@ from functools import cache
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.engines.slurm import commands, render
 from phalanx.engines.slurm.engine import SlurmEngine
+from phalanx.engines.slurm.options import RESIDENT
 from phalanx.engines.slurm.parse import parse_nodes, parse_partitions
+from phalanx.engines.slurm.resident_jobs import ResidentJobs
+from phalanx.engines.slurm.resident_options import resident_pools, resident_time
 from phalanx.engines.slurm.sbatch_request import SlurmSettings
 from phalanx.ports.engine import EngineContext, HeadSetup
 
@@ -27,6 +30,12 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
         BadRequest: Slurm has no such partition, or accepts no jobs with the account.
         TryLater: Slurm does not answer.
     """
+    patterns = [name for name in ("account", "qos") if render.is_pattern(options[name])]
+    if resident_pools(options) and patterns:
+        raise Conflict(
+            f"--{RESIDENT} and --{patterns[0]} {options[patterns[0]]} exclude each other: jobs of all projects and queues share resident Slurm jobs",
+            hint=f"one {patterns[0]} for all jobs, or --{RESIDENT} none",
+        )
     commands.check_installed()
     if previous != options or setup.listened_before != setup.listens:
         _check_partition(options["partition"])
@@ -40,7 +49,32 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
 
 def create_engine(options: Mapping[str, str], head: EngineContext) -> SlurmEngine:
     """Create the engine."""
-    settings = SlurmSettings(
+    return SlurmEngine(
+        settings=_settings(options, head),
+        key_of=head.attempt_key,
+        memory_of=_memory_of,
+        lists_nodes=not options[RESIDENT],
+    )
+
+
+def create_resident_jobs(options: Mapping[str, str], head: EngineContext) -> ResidentJobs:
+    """Create the provider of resident Slurm jobs.
+
+    Raises:
+        BadRequest: the head does not run on Slurm.
+    """
+    if not options:
+        raise BadRequest("this head does not run on Slurm", hint="phalanx up --engine slurm")
+    return ResidentJobs(
+        settings=_settings(options, head),
+        token_of=head.node_token,
+        memory_of=_memory_of,
+        time=resident_time(options),
+    )
+
+
+def _settings(options: Mapping[str, str], head: EngineContext) -> SlurmSettings:
+    return SlurmSettings(
         tag=head.derive_id("slurm tag")[:8],
         supervisor=(sys.executable, "-P", "-m", "phalanx.app.seat_supervisor"),
         head_url=head.url,
@@ -49,7 +83,6 @@ def create_engine(options: Mapping[str, str], head: EngineContext) -> SlurmEngin
         account=options["account"],
         qos=options["qos"],
     )
-    return SlurmEngine(settings=settings, key_of=head.attempt_key, memory_of=_memory_of)
 
 
 def _check_partition(partition: str) -> None:
@@ -80,7 +113,8 @@ def _check_account(options: Mapping[str, str]) -> None:
     Raises:
         BadRequest: Slurm does not accept them.
     """
-    words = [f"--{name}={value}" for name, value in options.items() if value and "{" not in value]
+    given = {name: options[name] for name in ("partition", "account", "qos")}
+    words = [f"--{name}={value}" for name, value in given.items() if value and "{" not in value]
     reply = commands.run(("sbatch", "--test-only", "--chdir=/", *words, "--wrap=true"))
     if reply.code != 0 and any(word in reply.why.lower() for word in ("account", "qos", "association")):
         raise BadRequest(

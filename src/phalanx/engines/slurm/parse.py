@@ -14,7 +14,7 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.units import MIB
-from phalanx.engines.slurm.render import JOB_FIELDS
+from phalanx.engines.slurm.render import JOB_FIELDS, RESIDENT_FIELDS
 
 _FIELD: Final = re.compile(r"(?:^| )([A-Za-z][A-Za-z0-9_/:]*)=")
 _GRES: Final = re.compile(r"gpu(?::([A-Za-z0-9_.\-]+?))??:([0-9]+)(?:\(.*\))?")
@@ -38,6 +38,7 @@ _DOWN: Final = frozenset(
         "PERFCTRS",
     }
 )
+_TIME: Final = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
 _VERSION: Final = re.compile(r"slurm(?:-wlm)? ([0-9]+)\.([0-9]+)")
 ENDED_STATES: Final = frozenset(
     {
@@ -124,6 +125,24 @@ class SlurmJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResidentRow:
+    """A Slurm job that may be resident. `left_s`, `limit_s`: until its time limit, and the limit, in seconds; None without one."""
+
+    id: str
+    state: str
+    reason: str
+    nodes: tuple[str, ...]
+    left_s: float | None
+    limit_s: float | None
+    comment: str
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended and is cleaned up on every node that answers."""
+        return self.state in ENDED_STATES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmPartition:
     """A partition and its limit. `state` ("UP", "DOWN", "DRAIN", "INACTIVE") and `max_time` ("UNLIMITED", "7-00:00:00") are Slurm's texts."""
 
@@ -160,11 +179,41 @@ def parse_jobs(text: str, mark: str) -> tuple[SlurmJob, ...]:
     Raises:
         SlurmOutputError: the fields are not the requested ones.
     """
+    return tuple(_job(row) for row in _rows(text, mark, len(JOB_FIELDS)))
+
+
+def parse_resident_rows(text: str, mark: str) -> tuple[ResidentRow, ...]:
+    """Parse the fields `RESIDENT_FIELDS` of jobs, in the order printed; raises as `parse_jobs`."""
+    found = []
+    for job_id, state, reason, nodes, left, limit, comment in _rows(text, mark, len(RESIDENT_FIELDS)):
+        found.append(
+            ResidentRow(
+                id=job_id,
+                state=state.split(" ")[0].upper(),
+                reason=reason,
+                nodes=expand_hostlist(nodes) if nodes else (),
+                left_s=parse_time_left_s(left),
+                limit_s=parse_time_left_s(limit),
+                comment=comment,
+            )
+        )
+    return tuple(found)
+
+
+def parse_time_left_s(text: str) -> float | None:
+    """Parse a time as squeue prints it (`7-00:00:00`, `1:30:00`, `59:30`) into seconds; 0 once it is over, None for no limit."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return 0.0 if text == "INVALID" else None  # UNLIMITED, NOT_SET
+    days, hours, minutes, seconds = (int(word or 0) for word in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _rows(text: str, mark: str, size: int) -> list[list[str]]:
     fields = [field.strip() for field in text.split(mark)]
-    if len(fields) % len(JOB_FIELDS) != 1 or fields.pop():
-        raise SlurmOutputError(f"squeue: {text[-200:]!r} is not a complete row of {len(JOB_FIELDS)} fields")
-    size = len(JOB_FIELDS)
-    return tuple(_job(fields[at : at + size]) for at in range(0, len(fields), size))
+    if len(fields) % size != 1 or fields.pop():
+        raise SlurmOutputError(f"squeue: {text[-200:]!r} is not a complete row of {size} fields")
+    return [fields[at : at + size] for at in range(0, len(fields), size)]
 
 
 def parse_partitions(text: str) -> tuple[SlurmPartition, ...]:

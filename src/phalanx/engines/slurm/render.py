@@ -15,9 +15,12 @@ from typing import Final
 from phalanx.core.ids import Epoch, JobId
 from phalanx.core.units import MIB
 from phalanx.core.work.allocation import NodeGrant
+from phalanx.wire.resident import ADDRESS_VARIABLE
 
 JOB_FIELDS: Final = ("JobID", "UserName", "State", "NodeList", "Reason", "exit_code", "Comment")
 """Fields of `squeue --Format`."""
+RESIDENT_FIELDS: Final = ("JobID", "State", "Reason", "NodeList", "TimeLeft", "TimeLimit", "Comment")
+"""The same for resident jobs."""
 
 SHOW_NODES: Final = ("scontrol", "--oneliner", "--details", "show", "node")
 SHOW_PARTITIONS: Final = ("scontrol", "--oneliner", "--all", "show", "partition")
@@ -39,6 +42,32 @@ _NAME_MAX: Final = 60
 SLURM_LIMIT_MARGIN_S: Final = (
     60  # Slurm's limit comes this long after our limit and grace, in case no head enforces ours
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidentRequest:
+    """A Slurm job that stays between attempts.
+
+    Attributes:
+        name: of the node, for people.
+        comment: by which the head finds it.
+        gpus, kind: its devices and their GRES type; "" if untyped.
+        cpus, memory_bytes: what it asks for beside them.
+        time: Slurm's time limit as Slurm writes it; "" for that of the partition.
+        command: what runs in it.
+    """
+
+    name: str
+    comment: str
+    gpus: int
+    kind: str
+    cpus: int
+    memory_bytes: int
+    time: str
+    command: tuple[str, ...]
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +109,7 @@ def parse_comment(text: str) -> tuple[str, JobId, Epoch] | None:
     return None if match is None else (match[1], JobId(match[2]), Epoch(int(match[3])))
 
 
-def list_jobs_command(mark: str) -> tuple[str, ...]:
+def list_jobs_command(mark: str, fields: Sequence[str] = JOB_FIELDS) -> tuple[str, ...]:
     """Return the command that lists the whole queue with `mark` after each field.
 
     The mark is random each time, because users choose their comments, which may hold anything, even line ends.
@@ -90,7 +119,7 @@ def list_jobs_command(mark: str) -> tuple[str, ...]:
         "--noheader",
         "--all",
         "--states=all",
-        "--Format=" + ",".join(f"{name}:{mark}" for name in JOB_FIELDS),
+        "--Format=" + ",".join(f"{name}:{mark}" for name in fields),
     )
 
 
@@ -132,6 +161,53 @@ def submit_command(ask: SlurmJobRequest) -> tuple[tuple[str, ...], str]:
         if value:
             words.append(f"--{option}={value}")
     return tuple(words), _script(ask)
+
+
+def resident_comment(tag: str, node_id: str, token: str) -> str:
+    """Return the comment of a resident job; that of an attempt never looks like it."""
+    return f"{resident_prefix(tag)}{node_id}:{token}"
+
+
+def resident_prefix(tag: str) -> str:
+    """Return what the comments of all resident jobs of a head begin with."""
+    return f"phalanx-resident:{tag}:"
+
+
+def resident_command(ask: ResidentRequest) -> tuple[tuple[str, ...], str]:
+    """Return the `sbatch` command line of a resident job, and the script for its standard input.
+
+    The node that Slurm chooses is known only there, so the script asks Slurm for the address of its own node.
+    """
+    words = [
+        "sbatch",
+        "--parsable",
+        f"--job-name={_NAME.sub('-', ask.name).strip('-')[:_NAME_MAX] or 'resident'}",
+        f"--comment={ask.comment}",
+        "--nodes=1-1",
+        "--ntasks=1",
+        f"--cpus-per-task={max(1, ask.cpus)}",
+        "--no-requeue",
+        "--chdir=/",
+        "--output=/dev/null",
+        "--error=/dev/null",
+        "--input=/dev/null",
+        "--export=ALL",
+    ]
+    if ask.memory_bytes:
+        words.append(f"--mem={max(1, ask.memory_bytes // MIB)}M")
+    if ask.gpus:
+        words.append(f"--gres=gpu:{ask.kind}:{ask.gpus}" if ask.kind else f"--gres=gpu:{ask.gpus}")
+    for option, value in (("time", ask.time), ("partition", ask.partition), ("account", ask.account), ("qos", ask.qos)):
+        if value:
+            words.append(f"--{option}={value}")
+    address = 'scontrol --oneliner show node "$SLURMD_NODENAME" | sed -n "s/.* NodeAddr=\\([^ ]*\\).*/\\1/p"'
+    script = (
+        "#!/bin/sh\n# A supervisor that stays between jobs of Phalanx.\n"
+        f"{ADDRESS_VARIABLE}=$({address})\n"
+        f'export {ADDRESS_VARIABLE}="${{{ADDRESS_VARIABLE}:-$(hostname)}}"\n'
+        f"exec {shlex.join(ask.command)}\n"
+    )
+    return tuple(words), script
 
 
 def fill_pattern(pattern: str, project: str, queue: str) -> str:

@@ -115,6 +115,7 @@ WAKE_MAX_S: Final = 0.5  # a queue's timeout does not count the time a host slee
 INBOX_BATCH: Final = 1024  # happenings in one step
 FLUSH_S: Final = 2.0  # for the last events before the supervisor exits
 REAP_EVERY_S: Final = 10.0
+SHARED_SIGNAL_S: Final = 0.5  # a signal to all processes of the node has reached us this long after a rank died of it
 _log = logging.getLogger(__name__)
 
 
@@ -122,7 +123,7 @@ _log = logging.getLogger(__name__)
 class NodeSettings:
     """The configuration of a supervisor. `base` is the environment that ranks inherit.
 
-    `unwatched`: no engine of the head watches it, so it reports its own end. `slices`: makes MIG slices; None if no device can be divided. `power`: sets power limits; None without GPUs. `hooks`: path of the operator's file of hooks. `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head. `terminate_grace_s`: as of `Supervisor`.
+    `unwatched`: no engine of the head watches it, so it reports its own end. `slices`: makes MIG slices; None if no device can be divided. `power`: sets power limits; None without GPUs. `hooks`: path of the operator's file of hooks. `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head. `signals_reach_ranks`: who ends this node signals its ranks too. `terminate_grace_s`: as of `Supervisor`.
     """
 
     node: Node
@@ -133,6 +134,7 @@ class NodeSettings:
     base: dict[str, str]
     seat: Seat | None = None
     unwatched: bool = False
+    signals_reach_ranks: bool = False
     accounts: JobAccountPolicy = SINGLE_ACCOUNT
     slices: SliceKeeper | None = None
     power: PowerLimitKeeper | None = None
@@ -502,6 +504,15 @@ class SupervisorLoop:
             at_s=at_s,
             status_unknown=exit.lost,
         )
+        if self._settings.signals_reach_ranks and end.code != 0:
+            threading.Timer(SHARED_SIGNAL_S, self._report_shared_end, (member, end, pid)).start()
+            return
+        self._watch.on_task_end(member, end, pid, self._services)
+
+    def _report_shared_end(self, member: MemberRuntime | None, end: TaskEnded, pid: int | None) -> None:
+        """Report a rank that failed. If this node was asked to end meanwhile, the same signal ended the rank: it counts as stopped with us."""
+        if self._urgent:
+            end = replace(end, ended_ns=boottime_ns())
         self._watch.on_task_end(member, end, pid, self._services)
 
     def _on_empty(self, key: AttemptKey) -> None:
