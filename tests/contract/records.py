@@ -164,7 +164,7 @@ def queue(name="default", **more):
     policy = IdlePolicy(action=IdleAction.RELEASE, after_s=1800.5, states=(WasteKind.IDLE, WasteKind.LOW), exempt="a=b")
     alarms = ((WasteKind.IDLE, 60.0), (WasteKind.LOW, None))
     rule = BurstRule(wait_s=7200.5, price=2.25, per_gpu_h=True)
-    return Queue(id=QueueId(name), **{"idle": policy, "alarms": alarms, "burst": rule, **more})
+    return Queue(id=QueueId(name), **{"idle": policy, "alarms": alarms, "burst": rule, "min_stay_s": 90.5, **more})
 
 
 def spent(name="default", **more):

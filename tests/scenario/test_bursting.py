@@ -182,9 +182,10 @@ def test_a_job_comes_home_when_the_fleet_frees_up_and_its_node_is_released():
     assert burst.rented == []
 
 
-def test_a_job_that_has_just_started_there_stays_for_the_least_time_between_two_moves():
+def test_a_job_that_has_just_started_there_stays_for_as_long_as_its_queue_says():
     burst = Burst()
-    burst.run(60.0, burst.submit(10))
+    rule = parse_burst_rule(RULE)
+    burst.run(60.0, PutQueue(queue=Queue(id=QUEUE, burst=rule, min_stay_s=360.0)), burst.submit(10))
     burst.run(BOOT + 60.0, burst.submit(2))
     assert burst.where(2) == "cloud-0"
     burst.end(1)

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from phalanx.core.ids import Epoch
+from phalanx.core.ids import Epoch, JobId
 from phalanx.core.scheduling.policies import PolicyParameters
 from phalanx.core.work.job import PublishedCheckpoint, WaitReasonCode
 from phalanx.core.work.spec import TopologyConstraint
 from tests.builders import T, drawn, job, lined, make_fleet, plan_of, queue
 
 HIGH: dict[str, Any] = {"priority": 5}
+SAVES: dict[str, Any] = {"saves_on_stop": True}
+STAYS: dict[str, Any] = {"preemptible": False}
 WHOLE = "0-7"
 
 
@@ -184,8 +186,43 @@ MOVES = [
     (
         "into the hole beside",
         "r: n0=8 n1=8",
-        [("six", "n0:0-5", {}), ("one", "n1:0", {})],
+        [("six", "n0:0-5", {}), ("one", "n1:0", SAVES)],
         {"gpus": 8},
+        "one moves for a | a claimed",
+    ),
+    (
+        "it has saved lately",
+        "r: n0=8 n1=8",
+        [("six", "n0:0-5", {}), ("one", "n1:0", {"checkpoints": saved(1700)})],
+        {"gpus": 8},
+        "one moves for a | a claimed",
+    ),
+    (
+        "who saves moves as soon as it has run for as long as a restart takes",
+        "r: n0=8 n1=8",
+        [("six", "n0:0-5", STAYS), ("one", "n1:0", {"for_s": 61, **SAVES})],
+        {"gpus": 8},
+        "one moves for a | a claimed",
+    ),
+    (
+        "not sooner",
+        "r: n0=8 n1=8",
+        [("six", "n0:0-5", STAYS), ("one", "n1:0", {"for_s": 59, **SAVES})],
+        {"gpus": 8},
+        "a resources",
+    ),
+    (
+        "it moved four minutes ago",
+        "r: n0=8 n1=8",
+        [("six", "n0:0-5", STAYS), ("one", "n1:0", {"for_s": 240, "moves": 1, **SAVES})],
+        {"gpus": 8},
+        "a resources",
+    ),
+    (
+        "by right it moves however lately it started",
+        "r: n0=8 n1=8",
+        [("six", "n0:0-5", {}), ("one", "n1:0", {"for_s": 70})],
+        {"gpus": 8, **HIGH},
         "one moves for a | a claimed",
     ),
     (
@@ -241,10 +278,40 @@ def test_who_holds_a_sick_device_moves_into_no_hole_that_is_smaller_than_its_gan
 
 
 def test_a_move_says_where_to_and_for_whom():
-    plan = plan_of(busy("r: n0=8 n1=8", ("six", "n0:0-5", {}), ("one", "n1:0", {})).with_jobs(job("a", gpus=8)))
+    plan = plan_of(busy("r: n0=8 n1=8", ("six", "n0:0-5", {}), ("one", "n1:0", SAVES)).with_jobs(job("a", gpus=8)))
     assert (
         plan.stop("one").why == "moved to n0 to make room for job a, which is expected to end sooner on the same GPUs"
     )
+
+
+def test_a_wait_for_a_move_says_how_long_the_job_stays():
+    fleet = busy("r: n0=8 n1=8", ("six", "n0:0-5", STAYS), ("one", "n1:0", {"for_s": 200, **SAVES, "moves": 1}))
+    assert reason(fleet).endswith(
+        "at most 7 on one node; it fits when job one moves, which may be 5m00s after a start or move"
+    )
+    own = fleet.with_queues(queue("default", min_stay_s=3600.0))
+    assert reason(own).endswith("; it fits when job one moves, which may be 1h00m after a start or move")
+    assert (
+        lined(plan_of(fleet.with_queues(queue("default", min_stay_s=100.0)).with_jobs(job("a", gpus=8))))
+        == "one moves for a | a claimed"
+    )
+    stuck = busy("r: n0=8 n1=8", ("six", "n0:0-5", STAYS), ("one", "n1:0", {"preemptible": False}))
+    assert "moves" not in reason(stuck)
+
+
+def test_a_queue_below_has_the_least_stay_of_the_nearest_above():
+    fleet = busy("r: n0=8 n1=8", ("six", "n0:0-5", STAYS), ("one", "n1:0", {"queue": "nlp", "for_s": 1000, **SAVES}))
+    waits = fleet.with_queues(queue("default"), queue("research", min_stay_s=9000.0), queue("nlp", parent="research"))
+    assert lined(plan_of(waits.with_jobs(job("a", gpus=8)))) == "a resources"
+    assert (
+        lined(plan_of(fleet.with_queues(queue("default"), queue("nlp")).with_jobs(job("a", gpus=8)))) != "a resources"
+    )
+
+
+def reason(fleet):
+    plan = plan_of(fleet.with_jobs(job("a", gpus=8)))
+    assert lined(plan) == "a resources"
+    return plan.waits[JobId("a")].detail
 
 
 # ---- elastic --------------------------------------------------------------------------------------------------------
@@ -288,7 +355,11 @@ def test_elastic_does_not_shrink_onto_a_node_with_a_sick_device():
 def test_elastic_grows_into_idle_nodes_once_nobody_waits():
     narrow = busy(THREE, ("e", "n1:0-3", WIDE[2]))
     assert plan_of(narrow.with_jobs()).stop("e").why == "moved to n0, n1, n2: more nodes are idle"
-    assert plan_of(busy(THREE, ("e", "n1:0-3", {**WIDE[2], "for_s": 599})).with_jobs()).stops == ()
+    assert plan_of(busy(THREE, ("e", "n1:0-3", {**WIDE[2], "for_s": 119})).with_jobs()).stops == ()
+    assert plan_of(busy(THREE, ("e", "n1:0-3", {**WIDE[2], "for_s": 121})).with_jobs()).stops != ()
+    moved = {**WIDE[2], "moves": 1}
+    assert plan_of(busy(THREE, ("e", "n1:0-3", {**moved, "for_s": 599})).with_jobs()).stops == ()
+    assert plan_of(busy(THREE, ("e", "n1:0-3", {**moved, "for_s": 601})).with_jobs()).stops != ()
     unsaved = busy(THREE, ("e", "n1:0-3", {**WIDE[2], "saves_on_stop": False}))
     assert plan_of(unsaved.with_jobs()).stops == (), "only where it costs little: at a checkpoint"
 

@@ -31,6 +31,7 @@ queues:
     weight: 2.5
     users: {gpus: 8, jobs: 4}
     budget: 1000 GPU-h per 30d
+    min_stay: 2m
     queues:
       nlp: {quota: 16, borrow: none, open: false}
       vision:
@@ -52,6 +53,7 @@ def test_a_tree_is_read_parents_first():
             jobs_per_user=4,
             budget_gpu_h=1000.0,
             budget_period_s=30 * 86400.0,
+            min_stay_s=120.0,
         ),
         QueueSettings(id="nlp", parent="research", quota_gpus=16, borrow_gpus=0, open=False),
         QueueSettings(id="vision", parent="research"),
@@ -121,6 +123,7 @@ def test_resources_besides_gpus_have_a_table_of_their_own():
         ("queues:\n  a: {borrow: 1.5}", "q.yaml:2: borrow: '1.5' is not a number", "a whole number or all or none"),
         ("queues:\n  a: {weight: -1}", "q.yaml:2: weight: '-1' is not a number", "above 0"),
         ("queues:\n  a: {budget: 5 hours}", "q.yaml:2: budget: '5 hours' is not a budget", "1000 GPU-h per 30d"),
+        ("queues:\n  a: {min_stay: 5}", "q.yaml:2: min_stay: '5' has no unit", "5m"),
         ("queues:\n  a: {budget: 5 GPU-h per 30}", "q.yaml:2: budget: '30' has no unit", "30h"),
         ("queues:\n  a: {open: yes}", "q.yaml:2: open: 'yes' is neither true nor false", ""),
         ("queues:\n  a:\n    users: {gpu: 1}", "q.yaml:3: unknown key 'gpu'", "did you mean 'gpus'?"),
@@ -269,6 +272,7 @@ def test_a_queue_shows_its_idle_policy():
         id="research",
         idle=IdleSettings(action=IdleAction.RELEASE, after_s=1800.0, exempt="keep"),
         alarms={WasteKind.LOW: None, WasteKind.IDLE: 600.0},
+        min_stay_s=90.0,
     )
     notes = tree_view([view], "research").notes
     assert (
@@ -276,6 +280,7 @@ def test_a_queue_shows_its_idle_policy():
         in notes
     )
     assert "  alarms of waste: low off, idle 10m00s" in notes
+    assert "  least time between two moves of a job: 1m30s" in notes
 
 
 def test_queues_are_written_as_a_file_that_says_the_same():
@@ -295,6 +300,7 @@ def test_queues_are_written_as_a_file_that_says_the_same():
             budget_period_s=90_061.5,
             idle=IdleSettings(action=IdleAction.STOP, after_s=5400.0, grace_s=90.0, exempt="it's=#1"),
             alarms={WasteKind.IDLE: 0.5, WasteKind.LOW: None, WasteKind.HUNG: 86_400.0},
+            min_stay_s=90.5,
         ),
         QueueSettings(id="off", idle=IdleSettings(action=IdleAction.OFF)),
         QueueSettings(id="bare"),

@@ -12,6 +12,7 @@ queues:
     idle: {after: 1h, action: release, grace: 10m, states: [idle, unoccupied], exempt: keep-gpus=yes}   # warn, notify, release, stop; or off
     alarms: {idle: 15m, low: off} # time of waste after which `phalanx waste` lists it
     burst: when wait > 2h and price < 40   # when its jobs order nodes that cost money; always, never
+    min_stay: 2m                  # least time between two moves of a job that the scheduler decides
     open: true                    # unchanged if the key is missing
     queues:
       nlp: {quota: 16}
@@ -54,6 +55,7 @@ _KEYS: Final = (
     "idle",
     "alarms",
     "burst",
+    "min_stay",
     "open",
     "queues",
 )
@@ -128,6 +130,7 @@ def _own_terms(queue: QueueSettings) -> dict[str, str]:
         "idle": "" if queue.idle is None else idle_text(queue.idle),
         "alarms": alarms_text(queue.alarms),
         "burst": queue.burst or "",
+        "min_stay": "" if queue.min_stay_s is None else seconds_text(queue.min_stay_s),
         "open": "false" if queue.open is False else "",
     }
 
@@ -197,6 +200,8 @@ def _queue(name: str, parent: str | None, inside: Mapping[str, YamlValue]) -> Qu
                 found["alarms"] = alarm_settings(value)
             case "burst":
                 found["burst"] = _burst(value)
+            case "min_stay":
+                found["min_stay_s"] = _duration(key, value)
             case "open":
                 found["open"] = _flag(value)
             case _:  # `queues`: handled by _level
@@ -274,6 +279,13 @@ def _budget(value: YamlValue) -> dict[str, float]:
 def _burst(value: YamlValue) -> str:
     try:
         return str(parse_burst_rule(value.text("burst")))
+    except BadRequest as error:
+        raise value.error(error.message, error.hint) from None
+
+
+def _duration(key: str, value: YamlValue) -> float:
+    try:
+        return parse_duration_s(value.text(key), what=key)
     except BadRequest as error:
         raise value.error(error.message, error.hint) from None
 

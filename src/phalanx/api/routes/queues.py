@@ -169,6 +169,7 @@ def _wanted(body: QueuesBody, known: Mapping[QueueId, Queue]) -> tuple[Queue, ..
             idle=_idle_policy(facts.idle),
             alarms=tuple(sorted(facts.alarms.items())),
             burst=None if facts.burst is None else parse_burst_rule(facts.burst),
+            min_stay_s=facts.min_stay_s,
         )
     return tuple(found.values())
 
@@ -365,6 +366,7 @@ def _view(queue: Queue, tree: FairShareTree, counts: _JobCounts, other_s: dict[s
         pending_gpus=gpus_of(counts.pending_milli),
         idle=_idle_settings(queue.idle),
         burst=None if queue.burst is None else str(queue.burst),
+        min_stay_s=queue.min_stay_s,
         alarms=dict(queue.alarms),
         factor=tree.fair_share_factor(tree.job_node(queue.id)),
         waiting=waiting[:_REASONS_MAX],

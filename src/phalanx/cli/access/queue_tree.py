@@ -11,6 +11,7 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import NotFound
 from phalanx.core.resources import amount_time_text, quantity_text
+from phalanx.core.units import format_duration
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.core.work.usage.waste_terms import IdlePolicy, alarms_text
 from phalanx.user_files.queue_file import format_budget
@@ -55,6 +56,7 @@ _LABELS: Final = {
     "budget_period_s": "budget period",
     "idle": "idle policy",
     "burst": "burst rule",
+    "min_stay_s": "least time between moves",
 }
 _PLAIN: Final = str.maketrans("└├│─", "`|| ")  # for terminals without line-drawing characters
 _NO_LIMIT: Final = {
@@ -65,6 +67,7 @@ _NO_LIMIT: Final = {
     "idle": "as above",
     "alarms": "as above",
     "burst": "as above",
+    "min_stay_s": "as above",
 }
 
 
@@ -211,6 +214,8 @@ def _limit_lines(queue: QueueView) -> Iterator[str]:
         yield f"  idle policy: {policy.text}"
     if queue.burst is not None:
         yield f"  burst: {queue.burst}"
+    if queue.min_stay_s is not None:
+        yield f"  least time between two moves of a job: {format_duration(queue.min_stay_s)}"
     if queue.alarms:
         yield f"  alarms of waste: {alarms_text(queue.alarms.items())}"
     if queue.gpu_s or queue.other_s:

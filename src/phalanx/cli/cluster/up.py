@@ -148,7 +148,9 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--min-run-by-right", type=DURATION, help="The same for a higher priority, or the owner of the quota.  [1m]"
 )
-@click.option("--min-stay", type=DURATION, help="Minimum time between two moves or resizes of a job.  [5m]")
+@click.option(
+    "--min-stay", type=DURATION, help="Minimum time between two moves or resizes of a job.  [by what a move costs it]"
+)
 @click.option(
     "--preemption/--no-preemption", default=None, help="Whether running jobs are stopped or moved for others."
 )

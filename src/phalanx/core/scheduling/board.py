@@ -160,9 +160,10 @@ class Board:
         throttle: ArrayThrottle | None = None,
         speeds: tuple[float, ...] = (),
         guessed_kinds: frozenset[int] = frozenset(),
+        min_stay_s: float | None = None,
     ) -> JobClass:
         """The class of such jobs; the same object for equal arguments."""
-        key = (needs, label, rank, queue, user, excluded, id(throttle), speeds, guessed_kinds)
+        key = (needs, label, rank, queue, user, excluded, id(throttle), speeds, guessed_kinds, min_stay_s)
         found = self._classes.get(key)
         if found is None:
             found = JobClass(
@@ -181,6 +182,7 @@ class Board:
                 may_move=len({speeds[kind] for kind in _kinds_of(needs) - guessed_kinds}) > 1 if speeds else False,
                 uneven_needs=self._are_uneven(needs),
                 licences=needs[0].licences,
+                min_stay_s=min_stay_s,
             )
             self._classes[key] = found
             if self.fragmentation is None and any(need.share_milli and not need.mig_profile for need in needs):

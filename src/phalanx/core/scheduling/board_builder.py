@@ -153,5 +153,7 @@ def _pool(fit: FleetIndex, kind: int, cpus: list[int], memory: list[int], extras
 
 
 def _has_limits(queue: Queue) -> bool:
-    """Whether the queue has any limit or weight. What it does about waste, and when it rents, are none."""
-    return replace(queue, priority=0, open=True, idle=None, alarms=(), burst=None) != Queue(id=queue.id)
+    """Whether the queue has any limit or weight. What it does about waste, and when it rents or moves jobs, are none."""
+    return replace(queue, priority=0, open=True, idle=None, alarms=(), burst=None, min_stay_s=None) != Queue(
+        id=queue.id
+    )

@@ -65,6 +65,7 @@ class JobClass:
         may_move: it is faster on one of the kinds that it accepts than on another, and that is sure.
         guessed_kinds: kinds on which its speed is not known well enough to move a running job to or from them.
         licences: seats of licences that each of its jobs needs.
+        min_stay_s: least time between two moves of one of its jobs, as its queue has it; None: none is set.
     """
 
     number: int
@@ -82,6 +83,7 @@ class JobClass:
     guessed_kinds: frozenset[int] = frozenset()
     may_move: bool = False
     licences: Extras = ()
+    min_stay_s: float | None = None
 
     @property
     def milli(self) -> int:

@@ -83,8 +83,12 @@ class JobClassRegistry:
         wall_s: float,
         estimate: SpeedEstimate = NO_ESTIMATE,
         kept_off: int = 0,
+        min_stay_s: float | None = None,
     ) -> tuple[JobClass, float]:
-        """The job's class, given its speeds, and until when (Unix seconds) reservations leave it unchanged. `kept_off`: bitset of further excluded nodes."""
+        """The job's class, given its speeds, and until when (Unix seconds) reservations leave it unchanged. `kept_off`: bitset of further excluded nodes.
+
+        `min_stay_s`: least time between two of its moves that its queue asks for.
+        """
         quotas = board.quotas
         excluded, until_s = 0, INFINITE
         if calendar or job.spec.reservation:
@@ -105,6 +109,7 @@ class JobClassRegistry:
             queue=quotas.job_node(job.queue) if quotas is not None and queue is not None else 0,
             speeds=estimate.speeds if estimate.moves_jobs else (),
             guessed_kinds=estimate.guessed if estimate.sources else frozenset(range(len(fit.device_models))),
+            min_stay_s=min_stay_s,
         )
         return klass, until_s
 

@@ -28,6 +28,7 @@ from typing import Final, Self
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import BoardListener, JobEntry
+from phalanx.core.scheduling.move_times import MoveTimes
 from phalanx.core.scheduling.run_time_prediction import JobTraits
 from phalanx.core.work.pace import MeasuredPace
 
@@ -50,12 +51,10 @@ class Policy(BoardListener):
         overtakes: a later job may start before an earlier one that fits; for explanations of waits.
         uses_run_times: it reads `JobEntry.size_s`.
         board: on which it decides.
-        move_min_s: least time between the start of a job and a move that the scheduler itself decides, in seconds.
     """
 
     overtakes = True
     uses_run_times = False
-    move_min_s: float = 300.0
     board: Board
 
     def attach(self, board: Board) -> None:
@@ -66,6 +65,15 @@ class Policy(BoardListener):
     def decide(self, now_s: float) -> float | None:
         """Decide on the board; return when to be called again even without a change, or None."""
         raise NotImplementedError
+
+    def movable_from_s(self, entry: JobEntry) -> float:
+        """The time from which the scheduler itself may move the running job."""
+        return entry.placed_s + MoveTimes(self.board.restart_cost_s).least_stay_s(entry)
+
+    def later_moves(self, entry: JobEntry, now_s: float) -> list[tuple[JobEntry, float]]:
+        """The moves that would make room for the waiting job and are not due yet: each job, and when it may move. Empty if moves make no room."""
+        del entry, now_s
+        return []
 
     def on_placed(self, entry: JobEntry, now_s: float) -> None:
         """The start that was decided takes effect now: until then its nodes were not free."""

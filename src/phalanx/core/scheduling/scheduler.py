@@ -56,7 +56,7 @@ from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job, JobState, WaitReasonCode
 from phalanx.core.work.job_file.data_sources import staged_keys
-from phalanx.core.work.queue import Queue
+from phalanx.core.work.queue import Queue, min_stay_s
 from phalanx.core.work.reservation import Reservation
 
 LEARNED_STATES: Final = (
@@ -676,6 +676,11 @@ class Scheduler:
         self.job_id_by_seq[job.seq] = job.id
         return entry
 
+    @property
+    def now_s(self) -> float:
+        """The time of the last plan, in its seconds."""
+        return self._now_s
+
     def kept_off(self, job: Job) -> int:
         """The nodes that cost money and on which the rule of its queue lets it not run, as a bitset."""
         rules = self.order_rules
@@ -720,6 +725,7 @@ class Scheduler:
             self._wall_s,
             self.speeds.estimate(job),
             self.kept_off(job),
+            min_stay_s(self._queues, job.queue),
         )
         self._calendar_s = min(self._calendar_s, until_s)
         return klass

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.scheduling.move_times import GROW_PER_MOVE
 from phalanx.core.scheduling.policies import POLICIES, PolicyParameters, policy_named
 from phalanx.core.scheduling.policies.default import DefaultPolicy
 from phalanx.core.scheduling.policy import Policy
@@ -51,8 +52,6 @@ class PolicySettings:
 REFERENCE_POLICIES: Final = ("sjf", "srtf")
 LIVE_POLICIES: Final = tuple(name for name in POLICIES if name not in REFERENCE_POLICIES)
 MIN_TIME_MAX_S: Final = 7 * 86400.0  # a longer guarantee means never stopping a job: forbid preemption instead
-# So that an elastic job that shrank does not grow back at once.
-GROW_PER_MOVE: Final = PolicyParameters().grow_min_s / PolicyParameters().move_min_s
 
 
 def check_live_policy(name: str) -> None:
@@ -85,7 +84,7 @@ def live_policy_settings(
         name: one of LIVE_POLICIES, or `module:Class`.
         min_run_s: guaranteed run after a start, against jobs of equal priority; None here and below: the policy's default.
         min_run_by_right_s: the same against a higher priority and against the owner of borrowed quota.
-        min_stay_s: least time between two moves of a job; growing takes twice as long.
+        min_stay_s: least time between two moves of a job whose queue sets none; growing takes twice as long. None: by what a move costs the job.
         preemption: whether running jobs may be stopped or moved for others at all.
         make: constructor of a policy that is not built in.
 

@@ -59,6 +59,7 @@ class Queue:
         idle: what happens to its jobs that do not use their GPUs; None: as in the queue above.
         alarms: seconds of waste after which it is an alarm, by kind; None for never. A kind that is missing: as in the queue above.
         burst: when its jobs order nodes that cost money; None: as in the queue above.
+        min_stay_s: least time between two moves of one of its jobs that the scheduler decides; None: as in the queue above.
     """
 
     id: QueueId
@@ -80,6 +81,7 @@ class Queue:
     idle: IdlePolicy | None = None
     alarms: tuple[tuple[WasteKind, float | None], ...] = ()
     burst: BurstRule | None = None
+    min_stay_s: float | None = None
 
     def terms_of(self, resource: str) -> QuotaTerms:
         """Its terms for one resource, in the units of `Resources.amount_of`."""
@@ -157,6 +159,12 @@ def alarm_after_s(queues: Mapping[QueueId, Queue], queue_id: QueueId, kind: Wast
 def burst_rule(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> BurstRule | None:
     """The burst rule for jobs of a queue: its own or the nearest above it; None for none."""
     return next((queue.burst for queue in with_ancestors(queues, queue_id) if queue.burst is not None), None)
+
+
+def min_stay_s(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> float | None:
+    """The least time between two moves of a job of a queue: its own or the nearest above it; None for none."""
+    found = (queue.min_stay_s for queue in with_ancestors(queues, queue_id) if queue.min_stay_s is not None)
+    return next(found, None)
 
 
 def with_ancestors(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> Iterator[Queue]:

@@ -81,7 +81,9 @@ class LimitChecker:
                 raise InvariantBroken(13, f"job {job_id} was preempted {stops} times: {text}")
         number, placed_s = self._placed[job_id, epoch]
         if number == head.incarnation:  # another head uses the wall clock, which may have been set
-            least_s = min(self._knobs.run_min_by_right_s, self._knobs.move_min_s, self._knobs.run_min_s)
+            knobs = self._knobs
+            known = (knobs.run_min_by_right_s, knobs.move_min_s, knobs.run_min_s)
+            least_s = min(seconds for seconds in known if seconds is not None)
             age_s = self._cluster.boot_s - placed_s
             if age_s < least_s - 1e-6:
                 raise InvariantBroken(

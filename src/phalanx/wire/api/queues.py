@@ -47,6 +47,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
         idle: what happens to its jobs that do not use their GPUs; None: as in the queue above.
         alarms: seconds of waste after which it is an alarm, by kind; None for never.
         burst: when its jobs order nodes that cost money, as a queue file has it; None: as in the queue above.
+        min_stay_s: least time between two moves of one of its jobs; None: as in the queue above.
         factor: fair share, in (0, 1]; a higher factor starts jobs sooner.
     """
 
@@ -82,6 +83,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     idle: IdleSettings | None = None
     alarms: dict[WasteKind, float | None] = {}
     burst: str | None = None
+    min_stay_s: float | None = None
     factor: float = 1.0
     waiting: list[QueueWait] = []
 
@@ -128,6 +130,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     idle: IdleSettings | None = None
     alarms: dict[WasteKind, float | None] = {}
     burst: str | None = None
+    min_stay_s: float | None = None
 
 
 class QueuesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

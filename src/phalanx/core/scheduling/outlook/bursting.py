@@ -180,7 +180,7 @@ class BurstRules:
             settled = attempt is not None and attempt.state is AttemptState.RUNNING and entry.started_s >= 0.0
             if not settled or entry.never_stopped or job_id in scheduler.pending_placements:
                 continue
-            if now_s - entry.placed_s < scheduler.policy.move_min_s:
+            if now_s < scheduler.policy.movable_from_s(entry):
                 continue
             own = board.find(entry, rented)
             if own is None or _is_awaited(scheduler, own[0].kinds) or not board.admits_moves([(entry, own[0])]):

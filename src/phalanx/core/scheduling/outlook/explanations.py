@@ -12,6 +12,7 @@ from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import (
     Decision,
     DecisionKind,
+    JobClass,
     JobEntry,
     StopReason,
 )
@@ -47,6 +48,10 @@ class SchedulerView(Protocol):
     ineligible: dict[JobId, WaitReason]
     cached_reasons: dict[tuple[int, int], WaitReason]
     more_due: bool
+
+    @property
+    def now_s(self) -> float:
+        """The time of the last plan."""
 
     @property
     def pending_placements(self) -> Collection[JobId]:
@@ -150,6 +155,23 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
             reason=WaitReasonCode.RESOURCES,
             detail=f"only nodes that it leaves out have room now; it may use {_names_text(nodes) or 'no node that is here'}",
         )
+    wait = _lacks_room(scheduler, klass)
+    return replace(wait, detail=wait.detail + _later_moves_text(scheduler, entry))
+
+
+def _later_moves_text(scheduler: SchedulerView, entry: JobEntry) -> str:
+    """The jobs that make room by a move once they have stayed for long enough where they are; empty if moves make none."""
+    moves = scheduler.policy.later_moves(entry, scheduler.now_s)
+    if not moves:
+        return ""
+    named = _names_text([f"job {scheduler.job_id_by_seq[other.seq]}" for other, _ in moves])
+    stay = format_duration(max(at_s - other.placed_s for other, at_s in moves))
+    return f"; it fits when {named} move{'s' * (len(moves) == 1)}, which may be {stay} after a start or move"
+
+
+def _lacks_room(scheduler: SchedulerView, klass: JobClass) -> WaitReason:
+    """Why no alternative of the class fits."""
+    board = scheduler.board
     if not klass.uneven_needs:
         return _lacks_capacity(scheduler, klass.needs[0], klass.gpus, klass.excluded)
     allowed = [need for need in klass.needs if board.admits_need(klass, need)] or klass.needs

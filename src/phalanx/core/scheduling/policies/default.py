@@ -19,6 +19,7 @@ from phalanx.core.scheduling.board_records import (
     StopReason,
 )
 from phalanx.core.scheduling.hazard_table import HazardTable, SimilarJobs, bin_of
+from phalanx.core.scheduling.move_times import GROW_PER_MOVE, MoveTimes
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.policies.device_exchange import DeviceExchange
 from phalanx.core.scheduling.policies.displacement_costs import DisplacementCosts
@@ -40,6 +41,7 @@ ENTITLED_CLASSES_MAX = 8  # classes for which jobs are displaced by right in one
 NEXT_PASS_S = 0.1  # delay of the next pass
 PROTECTION_CHECK_S = 1.0  # ends of guaranteed runs are handled together: at most one more pass a second
 ENTITLED_VICTIMS_MAX = 4_000  # victims examined for that, after which the pass ends: 10 ms
+LATER_MOVES_NODES_MAX = 2_000  # on a larger fleet an explanation does not search for moves
 GROW_CHECK_S = 60.0  # idle nodes are offered to elastic jobs this often
 
 
@@ -60,7 +62,6 @@ class DefaultPolicy(Policy):
         observed: ObservedSpeeds | None = None,
     ) -> None:
         self.parameters = parameters or PolicyParameters()
-        self.move_min_s = self.parameters.move_min_s
         self.table = table or HazardTable()
         self.observed = observed or ObservedSpeeds()
 
@@ -74,10 +75,11 @@ class DefaultPolicy(Policy):
         self.lines = WaitingLines()
         self.again: dict[int, JobEntry] = {}
         self.prices: dict[int, DisplacementCosts] = {}
+        self.move_times = MoveTimes(board.restart_cost_s, parameters.move_min_s)
         self.victims = VictimSelector(
             board,
             allow_moves=parameters.allow_moves,
-            move_min_s=parameters.move_min_s,
+            move_times=self.move_times,
             run_min_by_right_s=parameters.run_min_by_right_s,
             stops_max=parameters.stops_max,
         )
@@ -86,7 +88,7 @@ class DefaultPolicy(Policy):
             board,
             weight=lambda entry: float(policy._weight(entry.job_class)),  # noqa: SLF001  # our own
             end_rate=lambda entry, now_s: float(policy._end_rate(entry, now_s)),  # noqa: SLF001
-            move_min_s=parameters.move_min_s,
+            move_times=self.move_times,
         )
         self.exchange_next_s = 0.0
         self.round_next_s = 0.0
@@ -518,7 +520,7 @@ class DefaultPolicy(Policy):
             ) -> float:  # `self._price` would be a reference cycle: see Trial.over
                 return float(policy._price(entry, now_s))  # noqa: SLF001  # our own
 
-            prices = DisplacementCosts(self.board, rank, price, move_min_s=knobs.move_min_s, stops_max=knobs.stops_max)
+            prices = DisplacementCosts(self.board, rank, price, move_times=self.move_times, stops_max=knobs.stops_max)
             self.prices[rank] = prices
         return prices
 
@@ -588,8 +590,9 @@ class DefaultPolicy(Policy):
             return None
         look_s = now_s + GROW_CHECK_S
         for entry in sorted(elastic, key=lambda entry: entry.seq):
-            if now_s < entry.placed_s + self.parameters.grow_min_s:
-                look_s = min(look_s, entry.placed_s + self.parameters.grow_min_s)
+            grows_s = self._grows_from_s(entry)
+            if now_s < grows_s:
+                look_s = min(look_s, grows_s)
                 continue
             if entry.unsaved_s(now_s) > self.board.restart_cost_s:
                 continue
@@ -600,6 +603,36 @@ class DefaultPolicy(Policy):
                 board.move(entry, *found, now_s, None, StopReason.GROW)
                 entry.placed_s = now_s
         return look_s
+
+    def _grows_from_s(self, entry: JobEntry) -> float:
+        """The time from which the elastic job may grow: so much later than it may move that a job that shrank does not grow back at once."""
+        own = self.parameters.grow_min_s
+        if entry.job_class.min_stay_s is not None or own is None:
+            own = GROW_PER_MOVE * self.move_times.least_stay_s(entry)
+        return entry.placed_s + own
+
+    def movable_from_s(self, entry: JobEntry) -> float:
+        """The time from which the scheduler itself may move the running job."""
+        return self.move_times.from_s(entry)
+
+    def later_moves(self, entry: JobEntry, now_s: float) -> list[tuple[JobEntry, float]]:
+        """As in `Policy`: a search as in a round, but as if every job could move now. Cost: one row for each node; none on a large fleet."""
+        board = self.board
+        asked = min((need.gpus for need in entry.job_class.needs if need.gpus), default=0)
+        if (
+            not self.parameters.allow_moves
+            or not asked
+            or board.free_total < asked
+            or len(board.devices_of_node) > LATER_MOVES_NODES_MAX
+        ):
+            return []
+        rank = entry.job_class.rank
+        prices = DisplacementCosts(
+            board, rank, lambda *_: 0.0, move_times=MoveTimes(0.0, stays=False), stops_max=self.parameters.stops_max
+        )
+        prices.refresh(now_s)
+        going = self.victims.select_moves(entry, prices, now_s) or []
+        return [(one.entry, at_s) for one in going if (at_s := self.move_times.from_s(one.entry)) > now_s]
 
     def _is_wider(self, entry: JobEntry, need: Need, places: Places) -> bool:
         """Whether the elastic job works faster on these places; on another model only if its speeds on both are sure."""

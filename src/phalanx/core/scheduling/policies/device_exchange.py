@@ -13,10 +13,12 @@ from typing import Final
 
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry, StopReason
+from phalanx.core.scheduling.move_times import MoveTimes
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.policies.victim_selector import Eviction
 
 JOBS_TRIED_MAX: Final = 256  # jobs tried in one round; the next round goes on after them
+LOOK_AGAIN_S: Final = 300.0  # after a search in which no exchange paid
 HOLDERS_MAX: Final = 256  # jobs on the faster model that are compared for one exchange
 
 
@@ -26,7 +28,7 @@ class DeviceExchange:
     Attributes:
         weight: how much the policy values the job's progress against that of others.
         end_rate: the rate at which such jobs end, per second, above 0; its inverse is the expected rest of the run.
-        move_min_s: a job that was placed later than this ago stays.
+        move_times: when a job may be moved.
     """
 
     def __init__(
@@ -35,12 +37,12 @@ class DeviceExchange:
         *,
         weight: Callable[[JobEntry], float],
         end_rate: Callable[[JobEntry, float], float],
-        move_min_s: float,
+        move_times: MoveTimes,
     ) -> None:
         self.board = board
         self.weight = weight
         self.end_rate = end_rate
-        self.move_min_s = move_min_s
+        self.move_times = move_times
         self._fruitless: tuple[object, ...] = ()  # state in which no exchange paid
         self._look_again_s = 0.0
         self._tried = 0  # jobs tried in vain since the last exchange
@@ -71,9 +73,9 @@ class DeviceExchange:
         elif self._tried >= len(gaining):
             self._tried = 0
             self._fruitless = state
-            ready = (placed_s + self.move_min_s for _, placed_s in placed)
+            ready = [self.move_times.from_s(entry) for entry in self.board.uneven_speeds.values()]
             # Expected rests grow with age, so that an exchange may pay later without any change.
-            self._look_again_s = min((at_s for at_s in ready if at_s > now_s), default=now_s + self.move_min_s)
+            self._look_again_s = min((at_s for at_s in ready if at_s > now_s), default=now_s + LOOK_AGAIN_S)
 
     def _gaining(self, now_s: float) -> list[JobEntry]:
         """The jobs that would run faster elsewhere and may move, the largest gain per GPU first."""
@@ -202,7 +204,7 @@ class DeviceExchange:
             and not entry.never_stopped
             and not (entry.need is not None and (entry.need.nodes_max or entry.need.others))
             and entry.placed_s < now_s
-            and entry.placed_s + self.move_min_s <= now_s
+            and self.move_times.may_move(entry, now_s)
         )
 
     def _speed(self, entry: JobEntry) -> float:

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.hazard_table import EDGES_S, bin_of
+from phalanx.core.scheduling.move_times import MoveTimes
 from phalanx.core.scheduling.needs import Need
 
 INFINITE = float("inf")
+SAVES_CHECK_S = 300.0  # after this a job that had too much to lose may have saved
 Rows = NDArray[np.float64]
 
 
@@ -36,14 +38,14 @@ class DisplacementCosts:
         rank: int,
         stop_cost: Callable[[JobEntry, float], float],
         *,
-        move_min_s: float,
+        move_times: MoveTimes,
         stops_max: int,
     ) -> None:
         nodes = len(board.devices_of_node)
         self.board = board
         self.rank = rank
         self.stop_cost = stop_cost
-        self.move_min_s = move_min_s
+        self.move_times = move_times
         self.stops_max = stops_max
         self.stop_costs: Rows = np.full((nodes, board.node_devices_max + 1), INFINITE)
         self.move_costs: Rows = np.full((nodes, board.node_devices_max + 1), INFINITE)
@@ -63,11 +65,11 @@ class DisplacementCosts:
         )
 
     def movable(self, entry: JobEntry, now_s: float) -> bool:
-        """Whether the entry may be moved: on one node, not moved recently, and displaced less often than the most by its equals."""
+        """Whether the entry may be moved: on one node, at a time that suits it, and displaced less often than the most by its equals."""
         return (
             len(entry.places) == 1
             and entry.places[0][1] > 0
-            and entry.placed_s + self.move_min_s <= now_s
+            and self.move_times.may_move(entry, now_s)
             and entry.job_class.rank <= self.rank
             and not entry.never_stopped
             and (entry.job_class.rank < self.rank or entry.stops + entry.moves < self.stops_max)
@@ -153,6 +155,14 @@ class DisplacementCosts:
                 best = (cost, order)
         return best[1]
 
+    def _move_changes_s(self, entry: JobEntry, now_s: float) -> float:
+        """When time changes whether the entry may be moved."""
+        from_s = self.move_times.from_s(entry)
+        if from_s > now_s:
+            return from_s
+        until_s = self.move_times.until_s(entry)
+        return now_s + SAVES_CHECK_S if until_s < now_s else until_s + 1e-6
+
     def _compute_row(self, node: int, now_s: float) -> None:
         board = self.board
         pool = board.pools[board.pool_of_node[node]]
@@ -168,13 +178,12 @@ class DisplacementCosts:
             for entry in entries:
                 protected = entry.protected_until_s > now_s
                 same_rank = entry.job_class.rank == self.rank and not entry.never_stopped
-                moved = entry.placed_s + self.move_min_s > now_s
                 if protected and same_rank:
                     expiry = min(expiry, entry.protected_until_s)
-                if moved and len(entry.places) == 1:
-                    expiry = min(expiry, entry.placed_s + self.move_min_s)
+                if len(entry.places) == 1:
+                    expiry = min(expiry, self._move_changes_s(entry, now_s))
                 stoppable = stoppable and same_rank and not protected and self.stoppable(entry, now_s)
-                movable = movable and not moved and self.movable(entry, now_s)
+                movable = movable and self.movable(entry, now_s)
             if not stoppable and not movable:
                 continue
             for entry in entries:

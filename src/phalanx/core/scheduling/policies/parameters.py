@@ -15,10 +15,10 @@ class PolicyParameters:
         hysteresis: factor by which the value of a stop must exceed its cost.
         run_min_s: guaranteed run after a start, against jobs of equal priority.
         run_min_by_right_s: the same against a higher priority and against the owner of borrowed quota.
-        move_min_s: least time between two moves of a job.
+        move_min_s: least time between two moves of a job whose queue sets none; None: it follows from what a move costs the job (`MoveTimes`).
         stops_max: preemptions of one job; past that only a reclaim of quota stops it. Past as many preemptions and moves no job of equal
             priority displaces it.
-        grow_min_s: least time between a start or move of an elastic job and its growth.
+        grow_min_s: least time between a start or move of an elastic job and its growth; None: twice the time after which it may move.
         refit_s: interval at which hazards are recomputed.
         overdue_s: least time not served after which a job is overdue; infinite to disable.
         overdue_service_factor: mean service times after which a job is overdue, if longer than `overdue_s`.
@@ -32,9 +32,9 @@ class PolicyParameters:
     hysteresis: float = 8.0
     run_min_s: float = 1800.0
     run_min_by_right_s: float = 60.0
-    move_min_s: float = 300.0
+    move_min_s: float | None = None
     stops_max: int = 64
-    grow_min_s: float = 600.0
+    grow_min_s: float | None = None
     refit_s: float = 3600.0
     overdue_s: float = 259_200.0
     overdue_service_factor: float = 5.0

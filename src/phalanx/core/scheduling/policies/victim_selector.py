@@ -14,6 +14,7 @@ import numpy as np
 
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry, StopReason
+from phalanx.core.scheduling.move_times import MoveTimes
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.node_bitsets import bitset_of
 from phalanx.core.scheduling.policies.displacement_costs import INFINITE, DisplacementCosts
@@ -43,11 +44,11 @@ class VictimSelector:
     """
 
     def __init__(
-        self, board: Board, *, allow_moves: bool, move_min_s: float, run_min_by_right_s: float, stops_max: int
+        self, board: Board, *, allow_moves: bool, move_times: MoveTimes, run_min_by_right_s: float, stops_max: int
     ) -> None:
         self.board = board
         self.allow_moves = allow_moves
-        self.move_min_s = move_min_s
+        self.move_times = move_times
         self.run_min_by_right_s = run_min_by_right_s
         self.stops_max = stops_max
         self.examined = 0
@@ -107,7 +108,10 @@ class VictimSelector:
         *,
         stops: bool,
     ) -> list[Eviction] | None:
-        """Free the wanted devices: each victim moves if a gap fits it, else is stopped, if stops are allowed and cost at most `limit`."""
+        """Free the wanted devices: each victim moves if a gap fits it, else is stopped. Both cost as much as a stop where it may not be moved yet.
+
+        If stops are not allowed, only moves of those that may; if they are, the sum is at most `limit`.
+        """
         excluded = 0
         for node, _ in wanted:
             excluded |= 1 << node
@@ -118,14 +122,16 @@ class VictimSelector:
         going: list[Eviction] = []
         cost = 0.0
         for victim in sorted(victims.values(), key=lambda victim: (-victim.gpus, victim.seq)):
-            gap = self._gap(victim, excluded) if self.allow_moves and prices.movable(victim, now_s) else None
-            if gap is None:
+            one_place = len(victim.places) == 1 and victim.places[0][1] > 0
+            gap = self._gap(victim, excluded) if self.allow_moves and one_place else None
+            if gap is None or not prices.movable(victim, now_s):
                 cost += prices.stop_cost(victim, now_s)
                 if not stops or cost > limit:
                     self._vacate(going)
                     return None
+            if gap is None:
                 going.append(Eviction(victim))
-            else:
+            else:  # also if it may not be moved yet, or would lose much: a stop would cost it more
                 self.board.occupy(victim.need, gap)
                 going.append(Eviction(victim, victim.need, gap))
         # For a plain need only device counts matter, and they have been counted.
@@ -175,7 +181,7 @@ class VictimSelector:
         chosen.sort(key=lambda other: other.seq)
         # If only its quota blocks the job, others must release theirs, which a moved job would not.
         going = (
-            self._moved_if_possible(entry, chosen, now_s)
+            self._moved_if_possible(entry, chosen)
             if self.allow_moves and admitted
             else [Eviction(other) for other in chosen]
         )
@@ -192,8 +198,11 @@ class VictimSelector:
                 return StopReason.PRIORITY
         return StopReason.RECLAIM
 
-    def _moved_if_possible(self, entry: JobEntry, chosen: Sequence[JobEntry], now_s: float) -> list[Eviction]:
-        """Move small chosen jobs into free gaps, other than the freed place, if there are some; stop the others."""
+    def _moved_if_possible(self, entry: JobEntry, chosen: Sequence[JobEntry]) -> list[Eviction]:
+        """Move small chosen jobs into free gaps, other than the freed place, if there are some; stop the others.
+
+        They lose their place in any case: a move costs them less than a stop, however recently they were placed.
+        """
         board = self.board
         for other in chosen:
             board.free_devices(other)
@@ -204,12 +213,7 @@ class VictimSelector:
             excluded = bitset_of(node for node, _ in found[1])
             for one in sorted(going, key=lambda one: -one.entry.gpus):
                 other = one.entry
-                immovable = (
-                    len(other.places) > 1
-                    or not other.places[0][1]
-                    or other.never_stopped
-                    or now_s - other.placed_s < self.move_min_s
-                )
+                immovable = len(other.places) > 1 or not other.places[0][1] or other.never_stopped
                 gap = None if immovable else self._gap(other, excluded)
                 if gap is not None:
                     board.occupy(other.need, gap)
@@ -427,8 +431,8 @@ class VictimSelector:
             )
             if least is None or len(other.places) <= least.nodes or other.job_class.rank > entry.job_class.rank:
                 continue
-            if now_s < other.placed_s + self.move_min_s:
-                self.protection_ends_s = min(self.protection_ends_s, other.placed_s + self.move_min_s)
+            if now_s < self.move_times.from_s(other):
+                self.protection_ends_s = min(self.protection_ends_s, self.move_times.from_s(other))
                 continue
             # A move to a drained node would be rejected, and a node with an unhealthy device cannot hold a part any more.
             stays = tuple(

@@ -21,6 +21,7 @@ _COUNT_MAX: Final = 1_000_000_000  # jobs and priorities; bounds a typo
 _AMOUNT_MAX: Final = 1 << 60  # an exbibyte; bounds a typo
 _WEIGHT_MAX: Final = 1_000_000.0
 _BUDGET_MAX_GPU_H: Final = 1e12
+MIN_STAY_S: Final = 1.0  # as of the option of the whole cluster
 IDLE_AFTER_MIN_S: Final = 10.0  # a shorter time is less than the samples that show idleness
 WASTE_TIME_MAX_S: Final = 366 * 86400.0  # bounds a typo
 BUDGET_PERIOD_MIN_S: Final = 3600.0  # an hour: shorter periods would be a throttle, not a budget
@@ -79,6 +80,8 @@ def _check_numbers(queue: Queue) -> None:
     ):
         _check_amounts(queue, what, amounts)
     _check_waste_terms(queue)
+    if queue.min_stay_s is not None:
+        _check_time(queue, "min_stay", queue.min_stay_s, MIN_STAY_S)
     if not 0.0 < queue.weight <= _WEIGHT_MAX:
         raise BadRequest(
             f"queue {queue.id}: weight is {_number_text(queue.weight)}", hint=f"above 0, at most {_WEIGHT_MAX:g}"
