@@ -1,6 +1,6 @@
-"""Benchmark of the control plane: durable submits, small jobs, and the restart of a killed head.
+"""Benchmark of the control plane: durable submits, small jobs, and the restart of a killed head, and renewals of leases.
 
-python -m benchmarks.control [--json] [--runs N] [--only submits,jobs,restart]
+python -m benchmarks.control [--json] [--runs N] [--only submits,jobs,restart,renewals]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+from benchmarks import renewals
 from benchmarks.cluster import (
     ROOT,
     BenchmarkCluster,
@@ -46,6 +47,8 @@ def main() -> None:
         figures.append(_true_jobs(given.runs or 3))
     if not only or "restart" in only:
         figures += _restart(given.runs or 5)
+    if not only or "renewals" in only:
+        figures += renewals.measure(given.runs or 2)
     print_report("Control plane", figures, as_json=given.json)
 
 

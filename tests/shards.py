@@ -205,6 +205,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_rank_order.py",
     "tests/e2e/test_ray.py",
     "tests/e2e/test_ray_redis.py",
+    "tests/e2e/test_renewal_process.py",
     "tests/e2e/test_requirements.py",
     "tests/e2e/test_retention.py",
     "tests/e2e/test_run_plan.py::test_layout_and_machine_reach_every_rank",
@@ -615,6 +616,7 @@ SHARDS: tuple[Shard, ...] = (
         tests=(
             "tests/e2e/test_lab.py",
             "tests/e2e/test_join.py",
+            "tests/e2e/test_renewal_process.py",
             "tests/e2e/test_preflight.py",
             "tests/e2e/test_uploads.py",
             "tests/e2e/test_measured_topology.py",

@@ -212,6 +212,7 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "outputs.within.directory": _AROUND,
     "outputs.within.sync_directory": _AROUND,
     "outputs.root.sync_directory": _AROUND,
+    "renewals.process": _AROUND,
     "ray.open.directory": _AROUND,
     "ray.mark.remove": _AROUND,
     "ray.start.directory": _AROUND,

@@ -52,6 +52,19 @@ MIB = 1 << 20
 A = TypeVar("A")
 
 
+class RenewalHandoverService(Protocol):
+    """The API's view of `app.renewal_delegate.RenewalHandover`."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether supervisors should reconnect, so that another process answers their renewals."""
+        ...
+
+    def connection_of(self, header: str | None) -> int | None:
+        """Return the number of the connection for which the process passes on a request; None if it did not come from the process."""
+        ...
+
+
 class LeaseService(Protocol):
     """The API's view of controller.leases.LeaseBook. Times are seconds of CLOCK_BOOTTIME."""
 
@@ -74,6 +87,10 @@ class LeaseService(Protocol):
         Raises:
             UnknownSupervisor: it has no lease.
         """
+        ...
+
+    def delegate_renewals(self, node_id: NodeId, supervisor_id: SupervisorId, connection: int, now_s: float) -> None:
+        """Let the process that answers renewals answer this lease's on that connection."""
         ...
 
     def renewed_recently(self, node_id: NodeId, supervisor_id: SupervisorId, now_s: float) -> bool:
@@ -364,6 +381,7 @@ class HeadServices:
         audit_key: key of the audit trail's hash chain (core.access.audit).
         audit_checkpoints: of the audit trail; None if nothing is stored outside the store.
         before_long_leases: called with the length in seconds before the first long lease is granted.
+        renewals: hands renewals to another process; None where none may.
         leader_status: of a head that shares its store with others; a head that no longer leads sends no answers.
         output_elsewhere: the other heads that have output which this head lacks; empty if it has all output.
         usage_hours: the hours of the ledger of states since a Unix time, and up to another if one is given; each is read as it is needed. The time
@@ -404,6 +422,7 @@ class HeadServices:
     audit_key: bytes = b""
     audit_checkpoints: AuditCheckpoints | None = None
     leader_status: LeaderStatus | None = None
+    renewals: RenewalHandoverService | None = None
     output_elsewhere: str = ""
     check_provider: Callable[[str, Mapping[str, str]], CloudRights] | None = None
     offer: Callable[[str, PoolTerms], NodeTemplate] | None = None

@@ -73,6 +73,10 @@ class CertificateAuthority:
         """Write a key and certificate into `tls/`, and return the paths of certificate and key."""
         self._home.write_private(f"tls/{stem}.pem", signed.certificate_pem)
         self._home.write_private(f"tls/{stem}.key", signed.key_pem)
+        return self.files(stem)
+
+    def files(self, stem: str) -> tuple[str, str]:
+        """Return the paths of a certificate and of its key."""
         return self._home.path_of("tls", f"{stem}.pem"), self._home.path_of("tls", f"{stem}.key")
 
     def _make(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:

@@ -36,6 +36,7 @@ from phalanx.app.engines import create_engines, create_provider, engine_context,
 from phalanx.app.join_service import HeadJoinService, ListenAddress, with_tls
 from phalanx.app.machine_files import MachineFiles
 from phalanx.app.options import HeadOptions, parse_arguments, resolve_options
+from phalanx.app.renewal_delegate import RenewalHandover, new_secret
 from phalanx.app.resources import (
     HeadResources,
     bind_listeners,
@@ -79,6 +80,7 @@ from phalanx.store.sql.sqlite.history_file import HistoryFile
 from phalanx.store.sql.sqlite.store import SqliteStore
 from phalanx.store.unknown_files import describe_unknown
 from phalanx.web.command_hints import error_line
+from phalanx.wire.renewals import RenewalSettings
 
 if TYPE_CHECKING:
     from phalanx.app.certificates import CertificateAuthority
@@ -226,9 +228,11 @@ class Head:
     def _api_server(self, settings: ControllerSettings) -> ApiServer:
         listen, listeners = self._listen, self._resources.listeners
         tls, welcome, programs_tls = None, None, None
+        self._renewals: RenewalHandover | None = None
         if listen is not None and self._outer is not None:
             authority = self._ca()
             tls, welcome = self._join_service(self._outer, listen, authority)
+            self._renewals = self._renewal_handover(authority)
             if len(listeners.programs) > 1:
                 outer, below = listeners.programs[1], listeners.programs_host
                 programs_tls = with_tls(outer, authority, listen, stem="programs", below=below)
@@ -271,13 +275,15 @@ class Head:
                 audit_checkpoints=self._anchors,
                 token_lifetime_max_s=self._options.token_life_max_s,
                 leader_status=self._resources.elector,
+                renewals=self._renewals,
                 output_elsewhere=self._resources.output_elsewhere,
                 check_provider=lambda provider, settings: self._providers.provider(provider).check(settings),
                 offer=lambda provider, terms: self._providers.provider(provider).offer(terms),
             )
         )
         app.router.on_startup.append(self._on_ready)
-        return ApiServer(app, tls=tls, programs_tls=programs_tls)
+        take = (lambda _: False) if self._renewals is None else self._renewals.take
+        return ApiServer(app, tls=tls, programs_tls=programs_tls, hand_over=take)
 
     def _tracing(self) -> JobTracing | None:
         """Return where traces of jobs go; None without a collector."""
@@ -307,6 +313,21 @@ class Head:
             machine_files=MachineFiles(path=self._home.path_of("machine-files.tar.gz")),
         )
         return with_tls(outer, authority, listen), joining
+
+    def _renewal_handover(self, authority: CertificateAuthority) -> RenewalHandover | None:
+        """Return what hands renewals to another process. None beside other heads: their elections bind each answer to the leader's own clock."""
+        if self._resources.elector is not None:
+            return None
+        leases = self._driver.leases
+        certificate, key = authority.files("head")
+        host, port = self._socket.getsockname()[:2]
+        return RenewalHandover(
+            settings=RenewalSettings(
+                certificate=certificate, key=key, api=(host, port), secret=new_secret(), head_id=self._head_id
+            ),
+            crowded=lambda: leases.crowded,
+            attach=leases.attach_delegate,
+        )
 
     def _on_ready(self) -> None:
         """Publish the head's address and start the nodes, once the socket is bound and the state is loaded."""
@@ -430,6 +451,8 @@ class Head:
     def _shut_down(self) -> None:
         """Shut down in order. If jobs run, all nodes continue without the head; otherwise they end with it."""
         running = bool(self._driver.controller.world.attempts)
+        if self._renewals is not None:
+            self._renewals.close()
         self._usage.stop()
         self._history.stop()
         self._providers.close(keep_nodes=running)  # before the driver: what is stopped now is still recorded

@@ -29,6 +29,7 @@ from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
 from phalanx.core.state import commands, reports
 
 WIRE_VERSION: Final = 1
+RENEWAL_PROTOCOL: Final = "phalanx-renewal/1"  # of a TLS connection (ALPN) that carries renewals only, as HTTP/1.1
 STREAM_CHUNK_BYTES_MAX: Final = 1 << 18  # keeps a request with chunks of several ranks under 1 MiB in base64
 EXEC_CHUNK_BYTES_MAX: Final = 1 << 19  # a quarter of the window of a session
 
@@ -70,12 +71,16 @@ class HelloReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One renewal for all epochs of this supervisor. `held_s`: remaining time of its current lease (0: none)."""
+    """One renewal for all epochs of this supervisor. `held_s`: remaining time of its current lease (0: none).
+
+    `reconnects`: its connection offers RENEWAL_PROTOCOL, so that the head may close it to have the next renewal answered by another process.
+    """
 
     supervisor_id: SupervisorId
     node_id: NodeId
     epochs: list[tuple[JobId, Epoch]]
     held_s: float = 0.0
+    reconnects: bool = False
 
 
 class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,10 +50,17 @@ class HeadServer(uvicorn.Server):
     """Serves an app on the given loopback sockets, and by TLS on one or two more."""
 
     def __init__(
-        self, app: ASGIApp, *, tls: TlsSocket | None = None, programs_tls: TlsSocket | None = None, **options: Any
+        self,
+        app: ASGIApp,
+        *,
+        tls: TlsSocket | None = None,
+        programs_tls: TlsSocket | None = None,
+        hand_over: Callable[[socket.socket], bool] = lambda _: False,
+        **options: Any,
     ) -> None:
         super().__init__(server_config(app, **options))
         self._tls = [one for one in (tls, programs_tls) if one is not None]
+        self._hand_over = hand_over
         self._tls_listeners: list[TlsSniffingListener] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -62,7 +69,7 @@ class HeadServer(uvicorn.Server):
         await super().startup(sockets)
         for one in self._tls:
             one.socket.listen(_BACKLOG)
-            self._tls_listeners.append(TlsSniffingListener(one.socket, one.context, self._protocol))
+            self._tls_listeners.append(TlsSniffingListener(one.socket, one.context, self._protocol, self._hand_over))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and close idle connections at once."""

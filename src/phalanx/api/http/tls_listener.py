@@ -1,7 +1,9 @@
 """The listener off loopback: serves TLS connections and answers plain HTTP connections with one clear error.
 
+A connection whose TLS greeting offers RENEWAL_PROTOCOL may be handed over to another process, handshake and all.
+
 asyncio's own TLS server closes a plain connection without an answer. So this listener accepts connections itself and peeks at the
-first byte. It passes TLS connections on and answers the others.
+first bytes. It passes TLS connections on and answers the others.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
+from phalanx.wire.supervisor import RENEWAL_PROTOCOL
+
 HANDSHAKE_TIMEOUT_S: Final = 10.0  # from accept to the end of the handshake
 HANDSHAKES_MAX: Final = 2000  # connections between accept and the end of the handshake
+_HELLO_BYTES: Final = 4096  # a greeting has some 500; one that comes in pieces is served here
+_RENEWALS: Final = bytes([len(RENEWAL_PROTOCOL)]) + RENEWAL_PROTOCOL.encode()  # in a ClientHello (RFC 7301, 3.1)
 _TLS_HANDSHAKE: Final = b"\x16"  # the first byte of a TLS connection (RFC 8446, 5.1)
 # By default asyncio buffers 256 KiB per TLS connection, and a supervisor has five; a TLS record holds 16 KiB (RFC 8446, 5.1).
 asyncio.sslproto.SSLProtocol.max_size = 32 * 1024
@@ -35,10 +41,14 @@ class TlsSniffingListener:
     """Accepts connections on one listening socket until it is closed. Use it on the event loop only."""
 
     def __init__(
-        self, listener: socket.socket, context: ssl.SSLContext, protocol_factory: Callable[[], asyncio.Protocol]
+        self,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        protocol_factory: Callable[[], asyncio.Protocol],
+        hand_over: Callable[[socket.socket], bool] = lambda _: False,
     ) -> None:
         listener.setblocking(False)
-        self._listener, self._context, self._make = listener, context, protocol_factory
+        self._listener, self._context, self._make, self._hand_over = listener, context, protocol_factory, hand_over
         self._opening: set[asyncio.Task[None]] = set()
         self._task = asyncio.get_running_loop().create_task(self._accept())
 
@@ -71,11 +81,14 @@ class TlsSniffingListener:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                if await _first_byte(connection) != _TLS_HANDSHAKE:
+                hello = await _first_bytes(connection)
+                if hello[:1] != _TLS_HANDSHAKE:
                     connection.recv(1 << 16)  # unread bytes at the close would cut the answer off
                     await asyncio.get_running_loop().sock_sendall(connection, _PLAIN % (len(_BODY), _BODY))
                     connection.shutdown(socket.SHUT_WR)
                     return
+                if _RENEWALS in hello and self._hand_over(connection):
+                    return  # its other process has a descriptor of its own
                 passed_on = True
                 await asyncio.get_running_loop().connect_accepted_socket(
                     self._make, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
@@ -91,8 +104,8 @@ class TlsSniffingListener:
                     connection.close()
 
 
-async def _first_byte(connection: socket.socket) -> bytes:
-    """Peek at the first byte; empty if the other end closed the connection."""
+async def _first_bytes(connection: socket.socket) -> bytes:
+    """Peek at the first bytes; empty if the other end closed the connection."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 
@@ -105,4 +118,4 @@ async def _first_byte(connection: socket.socket) -> bytes:
         await ready
     finally:
         loop.remove_reader(connection.fileno())
-    return connection.recv(1, socket.MSG_PEEK)
+    return connection.recv(_HELLO_BYTES, socket.MSG_PEEK)

@@ -63,6 +63,7 @@ from phalanx.core.state.reports import (
 from phalanx.core.work.seats import node_of_supervisor, parse_seat
 from phalanx.core.work.users import Action
 from phalanx.ports.logs import StreamKey
+from phalanx.wire.renewals import CONNECTION_HEADER
 from phalanx.wire.supervisor import (
     EXEC_CHUNK_BYTES_MAX,
     STREAM_CHUNK_BYTES_MAX,
@@ -98,7 +99,7 @@ routes = RouteTable()
 
 @routes.post("/v1/node/lease", Action.SUPERVISE, body=LeaseRequest, reply=LeaseReply, raw_request=True)
 async def renew_lease(request: Request) -> Response:
-    """Renew a supervisor's lease. Answered from memory."""
+    """Renew a supervisor's lease. Answered from memory; in a large fleet, later ones by another process (`app.renewal_process`)."""
     runtime = runtime_of(request)
     body = decode_body(await read_body(request, runtime.services.limits.body_bytes), LeaseRequest)
     require_own_node(caller_of(request), body.node_id)
@@ -106,7 +107,14 @@ async def renew_lease(request: Request) -> Response:
     now_s = runtime.services.clock.boottime_s()
     granted = driver.leases.renew(_name_of(request), body.supervisor_id, body.epochs, now_s, held_s=body.held_s)
     runtime.count("lease_renewals")
-    return json_response(
+    renewals, reconnect = runtime.services.renewals, False
+    if renewals is not None:
+        connection = renewals.connection_of(request.headers.get(CONNECTION_HEADER))
+        if connection is not None:
+            driver.leases.delegate_renewals(_name_of(request), body.supervisor_id, connection, now_s)
+        else:
+            reconnect = body.reconnects and request.url.scheme == "https" and renewals.wanted
+    answer = json_response(
         LeaseReply(
             head_id=driver.head_id,
             lease_s=granted.lease_s,
@@ -116,6 +124,9 @@ async def renew_lease(request: Request) -> Response:
             heads=runtime.head_urls,
         )
     )
+    if reconnect:
+        answer.headers["connection"] = "close"
+    return answer
 
 
 @routes.post(

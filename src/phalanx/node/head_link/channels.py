@@ -129,7 +129,7 @@ class LeaseRenewer:
         ended: threading.Event,
     ) -> None:
         self._access = access
-        self._connection = HeadConnection(access)
+        self._connection = HeadConnection(access, protocol=wire.RENEWAL_PROTOCOL)
         self._registrar = registrar
         self._node_id = node_id
         self._supervisor_id = supervisor_id
@@ -175,6 +175,7 @@ class LeaseRenewer:
             node_id=self._node_id,
             epochs=epochs,
             held_s=max(0, self._held_until_ns - sent_ns) / 1e9,
+            reconnects=True,
         )
         sent_s = time.time()
         body = self._connection.call("POST", "/v1/node/lease", wire.encode(request), timeout_s=_RENEW_S)

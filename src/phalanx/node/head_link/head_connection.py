@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import os
 import socket
+import ssl
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,10 +68,11 @@ class HeadAccess:
 
 
 class HeadConnection:
-    """One persistent connection, for one thread."""
+    """One persistent connection, for one thread. `protocol`: offered in TLS beside HTTP/1.1, if it is set."""
 
-    def __init__(self, access: HeadAccess) -> None:
+    def __init__(self, access: HeadAccess, *, protocol: str = "") -> None:
         self._access = access
+        self._protocol = protocol
         self._url = ""
         self._http: HeadHttp | None = None
         access.address.on_change(self._cut)
@@ -169,12 +171,16 @@ class HeadConnection:
             self.close()
             self._url = url
             try:
-                self._http = HeadHttp(
-                    url, lambda: context_for_file(self._access.ca_file), check_plain_peer=self._check_peer
-                )
+                self._http = HeadHttp(url, self._trust, check_plain_peer=self._check_peer)
             except BadRequest as error:
                 raise HeadUnavailable(error.message) from error
         return self._http
+
+    def _trust(self) -> ssl.SSLContext:
+        context = context_for_file(self._access.ca_file)
+        if self._protocol:
+            context.set_alpn_protocols([self._protocol, "http/1.1"])
+        return context
 
     def _check_peer(self, wire: socket.socket) -> None:
         check_peer_account(wire, self._access.head_uids)
