@@ -117,7 +117,7 @@ def test_jobs_of_a_resident_job_that_is_cancelled_in_slurm_run_again_uncharged(r
         ends_well(rig, job)
         said = causes(rig, job)
         assert said.count("succeeded") == 1, story(rig, job)
-        assert set(said) <= {"succeeded", "drained", "node_lost", "preempted"}, story(rig, job)
+        assert set(said) <= {"succeeded", "drained", "node_fail", "preempted"}, story(rig, job)
         assert job not in hit or len(said) >= 2, story(rig, job)
 
 

@@ -109,7 +109,7 @@ def parse_comment(text: str) -> tuple[str, JobId, Epoch] | None:
     return None if match is None else (match[1], JobId(match[2]), Epoch(int(match[3])))
 
 
-def list_jobs_command(mark: str, fields: Sequence[str] = JOB_FIELDS) -> tuple[str, ...]:
+def list_jobs_command(mark: str) -> tuple[str, ...]:
     """Return the command that lists the whole queue with `mark` after each field.
 
     The mark is random each time, because users choose their comments, which may hold anything, even line ends.
@@ -119,7 +119,19 @@ def list_jobs_command(mark: str, fields: Sequence[str] = JOB_FIELDS) -> tuple[st
         "--noheader",
         "--all",
         "--states=all",
-        "--Format=" + ",".join(f"{name}:{mark}" for name in fields),
+        "--Format=" + ",".join(f"{name}:{mark}" for name in JOB_FIELDS),
+    )
+
+
+def list_resident_command(mark: str, account: int) -> tuple[str, ...]:
+    """Return the command that lists the jobs of an account on this machine, among them the head's own, as `list_jobs_command` does."""
+    return (
+        "squeue",
+        "--noheader",
+        "--all",
+        "--states=all",
+        f"--user={account}",
+        "--Format=" + ",".join(f"{name}:{mark}" for name in RESIDENT_FIELDS),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import secrets
 import threading
 import time
@@ -29,7 +30,7 @@ from phalanx.ports.provider import CallUnanswered, CloudRights, EndedOrder, Leav
 from phalanx.wire.resident import RESIDENT_VARIABLE, ResidentAssignment, encode_resident
 
 COMMAND: Final = ("-P", "-m", "phalanx.app.resident_supervisor")
-POLL_S: Final = 1.0  # one squeue of about 10 ms of slurmctld; only while there are resident jobs
+POLL_S: Final = 1.0  # one squeue of this account's jobs; only while there are resident jobs
 IDLE_POLL_S: Final = 30.0  # for jobs without an order, such as those of a submit that was not answered
 DRAIN_BEFORE_S: Final = 120.0  # before Slurm's time limit, at most a quarter of it: jobs save, and go on elsewhere
 MISSING_S: Final = 15.0  # a submitted job that squeue does not list for so long is gone
@@ -281,7 +282,7 @@ class ResidentJobs:
 
     def _list(self) -> Sequence[ResidentRow]:
         mark = f"|{secrets.token_hex(8)}|"
-        text = commands.output_of(render.list_jobs_command(mark, render.RESIDENT_FIELDS))
+        text = commands.output_of(render.list_resident_command(mark, os.geteuid()))
         return [row for row in parse.parse_resident_rows(text, mark) if self._is_ours(row)]
 
     def _is_ours(self, row: ResidentRow) -> bool:
