@@ -23,7 +23,7 @@ LEASE_DEFAULT_S: Final = 6.0
 RENEWALS_PER_LEASE: Final = 4
 # Of the whole fleet; above that, the interval grows. A fifth of the head's one thread (docs/scale.md).
 RENEWALS_PER_S_MAX: Final = 400.0
-# Of those that the other process answers: a sixth of a core (docs/scale.md).
+# Of those that the other process answers: a third of a core (docs/scale.md).
 DELEGATED_PER_S_MAX: Final = 4000.0
 UNCLAIMED: Final = SupervisorId("")  # holds a seat's lease until the supervisor that an engine starts registers
 # The same after a restart of the head: a supervisor may hold the seat, with any lease that was granted before.
