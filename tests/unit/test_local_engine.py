@@ -129,18 +129,6 @@ def test_a_node_that_cannot_be_started_neither_keeps_the_others_down_nor_their_d
     assert [death.node_id for death in seen] == [N1]
 
 
-def test_the_death_of_a_supervisor_wakes_the_head_between_two_looks(machine, monkeypatch):
-    monkeypatch.setattr(local, "_WATCH_EVERY_S", 3600.0)  # only a descriptor can show it
-    home = machine()
-    told: list[Any] = []
-    home.engine.wake_on_news(lambda: told.extend(home.engine.observe()))
-    home.engine.open()
-    home.until(lambda: home.engine.running_nodes() == [N0, N1])
-    home.started[0][0].kill()
-    home.until(lambda: told)
-    assert [death.node_id for death in told] == [N0]
-
-
 def test_a_start_that_fails_is_tried_again_after_a_pause_that_grows(machine):
     home = machine(revive_after_s=0.1)
     home.refuse = 3  # the first of n0, of n1, and n0's second

@@ -45,7 +45,7 @@ from phalanx.core.work.extras import seats_of
 from phalanx.core.work.job import NO_EPOCH, Job
 from phalanx.core.work.seats import supervisor_name_of
 from phalanx.ports.clock import Clock
-from phalanx.ports.engine import Engine, WakingEngine
+from phalanx.ports.engine import Engine
 from phalanx.ports.store import Store, StoreDiverged, StoreRefused
 
 A = TypeVar("A")
@@ -55,8 +55,7 @@ SNAPSHOTS_MAX: Final = 64  # snapshot requests waiting; each comes from one user
 RETRY_WAIT_S: Final = 0.5  # before retrying observations after a refused commit
 ERROR_WAIT_S: Final = 1.0  # after a step that raised: a persistent error must not fill the log
 COLLECT_EVERY: Final = 50_000  # new objects between garbage collections; the largest steps create about as many
-OBSERVE_EVERY_S: Final = 0.1  # polling interval for what engines observe that do not say when
-IDLE_STEP_S: Final = 1.0  # a step at least this often, for what is looked at once a second
+OBSERVE_EVERY_S: Final = 0.1  # polling interval for what engines observe
 DISKS_EVERY_S: Final = 1.0  # between two looks at the samples of nodes with a full disk; as often as samples arrive
 AWAITED_EVERY_S: Final = (
     1.0  # between two looks for nodes that engines have begun to bring up; a large engine has thousands
@@ -118,8 +117,6 @@ class ControllerDriver:
     )
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
-    _news: bool = False  # an engine has something to observe
-    _look_every_s: float = IDLE_STEP_S
     _awaited_checked_s: float = float("-inf")
     _disks_checked_s: float = float("-inf")
     _full_disks: dict[NodeId, float] = field(default_factory=dict)
@@ -203,11 +200,6 @@ class ControllerDriver:
         if self.providers is not None:
             world = self.controller.world
             self.providers.open(world.node_pools, world.pool_nodes, self.report)
-        for engine in self.engines:
-            if isinstance(engine, WakingEngine):
-                engine.wake_on_news(self._wake_up)
-            else:
-                self._look_every_s = OBSERVE_EVERY_S
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
         self._thread.start()
 
@@ -218,11 +210,6 @@ class ControllerDriver:
             self._wake.notify()
         if self._thread is not None:
             self._thread.join(timeout=30.0)
-
-    def _wake_up(self) -> None:
-        with self._wake:
-            self._news = True
-            self._wake.notify()
 
     def request(self, event: Request[A], call: AuditCall | None = None) -> Future[A]:
         """Submit a request. The future holds the answer once it is durable, or the error. `call` is its entry in the audit trail."""
@@ -304,11 +291,11 @@ class ControllerDriver:
 
     def _collect(self, wake_in_s: float) -> list[_InboxItem] | None:
         with self._wake:
-            if not self._inbox and not self._snapshot_requests and not self._stopping and not self._news:
-                self._wake.wait(min(wake_in_s, self._look_every_s))
+            if not self._inbox and not self._snapshot_requests and not self._stopping:
+                self._wake.wait(min(wake_in_s, OBSERVE_EVERY_S) if self.engines else wake_in_s)
             if self._stopping:
                 return None
-            items, self._retries, self._news = self._retries, [], False
+            items, self._retries = self._retries, []
             self._check_awaited_nodes()
             # Observations of engines go first: a supervisor must not register before the end of its predecessor is known.
             observed = [report for engine in self.engines for report in engine.observe()] + self._freed_disks()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:  # the command line loads the types of engines, for their options
     from phalanx.core.fleet.node import Node
@@ -96,15 +96,6 @@ class Engine(Protocol):
 
     def close(self, *, keep_nodes: bool) -> None:
         """Stop watching; unless `keep_nodes`, release every node: no process is left on it. Within 30 s."""
-        ...
-
-
-@runtime_checkable
-class WakingEngine(Protocol):
-    """An engine that says when `observe` has something new. The head looks at all other engines ten times a second."""
-
-    def wake_on_news(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, from any thread, whenever there is something to observe. Called once, before `open`; `wake` never blocks."""
         ...
 
 

@@ -33,7 +33,6 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.work.job import JobState
 
 _BACKLOG: Final = 1024
-DATE_EVERY_S: Final = 1.0  # the date header has seconds
 LAST_BYTES_S: Final = (
     0.05  # for the last bytes to be sent; uvicorn checks after 0.1 s whether all connections are closed
 )
@@ -59,31 +58,10 @@ class HeadServer(uvicorn.Server):
         hand_over: Callable[[socket.socket], bool] = lambda _: False,
         **options: Any,
     ) -> None:
-        self._ends = False
-        self._ending = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(server_config(app, **options))
         self._tls = [one for one in (tls, programs_tls) if one is not None]
         self._hand_over = hand_over
         self._tls_listeners: list[TlsSniffingListener] = []
-
-    @property  # a plain attribute there, which its main loop reads ten times a second
-    def should_exit(self) -> bool:
-        """Whether the server ends; settable from any thread and from signal handlers."""
-        return self._ends
-
-    @should_exit.setter
-    def should_exit(self, ends: bool) -> None:
-        self._ends = ends
-        if ends and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._ending.set)
-
-    async def main_loop(self) -> None:
-        """Wait for the end. uvicorn looks ten times a second; here only the date of responses changes meanwhile."""
-        self._loop = asyncio.get_running_loop()
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), DATE_EVERY_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening. Sockets off loopback are refused without TLS, whatever the options."""

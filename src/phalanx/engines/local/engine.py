@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import secrets
-import select
 import subprocess
 import sys
 import threading
@@ -42,10 +41,7 @@ ENGINE_NAME: Final = "local"
 MEMBER_ENGINE: Final = "joined"  # keeps the supervisor of a server that joins (engines.joined)
 SCOPE_VARIABLE: Final = "PHALANX_SUPERVISOR_SCOPE"  # set by the system unit of a node
 START_ATTEMPT_S: Final = 2.0  # a supervisor that dies sooner is restarted with growing pauses
-_WATCH_EVERY_S: Final = (
-    1.0  # the end of a supervisor is seen at once; this is for what no descriptor shows, such as a start that is due
-)
-_WATCH_WITHOUT_PIDFD_S: Final = 0.05
+_WATCH_EVERY_S: Final = 0.05
 _STOP_GRACE_S: Final = 10.0
 _PASSED: Final = (
     "PHALANX_LOG",
@@ -97,8 +93,6 @@ class LocalEngine:
     _guard: threading.RLock = field(default_factory=threading.RLock)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
-    _wake: Callable[[], None] = lambda: None
-    _bell: int = -1  # an eventfd while the thread runs; written if what is to be watched has changed
 
     @property
     def name(self) -> str:
@@ -164,7 +158,6 @@ class LocalEngine:
 
     def watch(self) -> None:
         """Start to watch the nodes."""
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._watch, name="local-engine", daemon=True)
         self._thread.start()
 
@@ -191,7 +184,6 @@ class LocalEngine:
                 raise
             watched.started_s = time.monotonic()
             watched.revive_at_s = None
-            self._ring()
 
     def stop(self, node_id: NodeId) -> None:
         """SIGTERM the supervisor, then kill all remaining processes of the node."""
@@ -204,13 +196,8 @@ class LocalEngine:
     def close(self, *, keep_nodes: bool) -> None:
         """Stop watching; unless `keep_nodes`, stop all supervisors in parallel."""
         self._ended.set()
-        self._ring()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
-            if not self._thread.is_alive():
-                with self._guard:
-                    os.close(self._bell)
-                    self._bell = -1
         if keep_nodes:
             return
         enders = [threading.Thread(target=self.stop, args=(node_id,)) for node_id in self.nodes()]
@@ -238,51 +225,15 @@ class LocalEngine:
             deaths.append(self._deaths.popleft())
         return deaths
 
-    def wake_on_news(self, wake: Callable[[], None]) -> None:
-        """As in `WakingEngine`."""
-        self._wake = wake
-
     # ---- watching -----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        while not self._ended.is_set():
-            self._wait_for_change()
+        while not self._ended.wait(_WATCH_EVERY_S):
             for watched in list(self._watched.values()):
                 try:
                     self._check(watched)
                 except OSError:
                     _log.exception("Could not check node %s; retrying", watched.node.id)
-                    self._ended.wait(_WATCH_WITHOUT_PIDFD_S)
-
-    def _ring(self) -> None:
-        with self._guard:
-            if self._bell >= 0:
-                os.eventfd_write(self._bell, 1)
-
-    def _wait_for_change(self) -> None:
-        """Wait until a supervisor ends, one is started or due to be, or the engine closes."""
-        now_s = time.monotonic()
-        until_s = now_s + _WATCH_EVERY_S
-        with contextlib.ExitStack() as opened:
-            poll = select.poll()
-            poll.register(self._bell, select.POLLIN)
-            for watched in list(self._watched.values()):
-                living = watched.living
-                if living is None:
-                    until_s = min(until_s, watched.revive_at_s or until_s)
-                elif living.identity.pid:
-                    try:
-                        descriptor = os.pidfd_open(living.identity.pid)
-                    except ProcessLookupError:
-                        return
-                    except OSError:  # no such call here, or no descriptor left
-                        until_s = now_s + _WATCH_WITHOUT_PIDFD_S
-                    else:
-                        opened.callback(os.close, descriptor)
-                        poll.register(descriptor, select.POLLIN)
-            poll.poll(max(1.0, 1e3 * (until_s - now_s)))
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
 
     def _check(self, watched: _Watched) -> None:
         now_s = time.monotonic()
@@ -311,7 +262,6 @@ class LocalEngine:
                 confirmed=True,
             )
         )
-        self._wake()
 
     def _revive_later(self, watched: _Watched) -> None:
         if self.revive_after_s is not None:
