@@ -58,6 +58,9 @@ class FakeEngine:
         seen, self.deaths = self.deaths, []
         return seen
 
+    def listen(self, wake):
+        self.wake = wake
+
     def follow(self, job, attempt):
         self.followed.append((job.id, job.state, attempt.state))
 
@@ -271,6 +274,23 @@ def test_refused_death_waits_a_moment_before_it_is_heard_again():
     assert not rig.driver._inbox, "an inbox with something in it is not waited for"
     rig.driver._run_step(rig.driver._collect(0.0) or [])
     assert rig.store.nodes()[0].state is NodeState.DOWN
+
+
+def test_an_engine_wakes_a_head_that_waits_for_nothing_else(monkeypatch):
+    monkeypatch.setattr(driver_module, "IDLE_STEP_S", 10 * GUARD_S)
+    engine = FakeEngine()
+    rig = Rig([engine])
+    try:
+        rig.hello().result(GUARD_S)
+        engine.deaths = [NodeDied(node_id=NodeId("n0"), supervisor_id=None, why="it died", confirmed=True)]
+        engine.wake()
+        for _ in range(200):
+            if rig.store.nodes()[0].state is NodeState.DOWN:
+                break
+            rig.store.entered.acquire(timeout=0.1)
+        assert rig.store.nodes()[0].state is NodeState.DOWN
+    finally:
+        rig.driver.stop()
 
 
 def test_deaths_are_heard_before_the_hello_of_the_next_life():

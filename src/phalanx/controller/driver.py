@@ -55,7 +55,9 @@ SNAPSHOTS_MAX: Final = 64  # snapshot requests waiting; each comes from one user
 RETRY_WAIT_S: Final = 0.5  # before retrying observations after a refused commit
 ERROR_WAIT_S: Final = 1.0  # after a step that raised: a persistent error must not fill the log
 COLLECT_EVERY: Final = 50_000  # new objects between garbage collections; the largest steps create about as many
-OBSERVE_EVERY_S: Final = 0.1  # polling interval for what engines observe
+IDLE_STEP_S: Final = (
+    1.0  # longest time between two steps of a head with engines; they wake it when they observe something
+)
 DISKS_EVERY_S: Final = 1.0  # between two looks at the samples of nodes with a full disk; as often as samples arrive
 AWAITED_EVERY_S: Final = (
     1.0  # between two looks for nodes that engines have begun to bring up; a large engine has thousands
@@ -117,6 +119,7 @@ class ControllerDriver:
     )
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
+    _observed: bool = False  # an engine has something to return
     _awaited_checked_s: float = float("-inf")
     _disks_checked_s: float = float("-inf")
     _full_disks: dict[NodeId, float] = field(default_factory=dict)
@@ -200,6 +203,8 @@ class ControllerDriver:
         if self.providers is not None:
             world = self.controller.world
             self.providers.open(world.node_pools, world.pool_nodes, self.report)
+        for engine in self.engines:
+            engine.listen(self._wake_for_engine)
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
         self._thread.start()
 
@@ -291,21 +296,30 @@ class ControllerDriver:
 
     def _collect(self, wake_in_s: float) -> list[_InboxItem] | None:
         with self._wake:
-            if not self._inbox and not self._snapshot_requests and not self._stopping:
-                self._wake.wait(min(wake_in_s, OBSERVE_EVERY_S) if self.engines else wake_in_s)
+            if not (self._inbox or self._snapshot_requests or self._observed or self._stopping):
+                self._wake.wait(min(wake_in_s, IDLE_STEP_S) if self.engines else wake_in_s)
             if self._stopping:
                 return None
-            items, self._retries = self._retries, []
-            self._check_awaited_nodes()
-            # Observations of engines go first: a supervisor must not register before the end of its predecessor is known.
-            observed = [report for engine in self.engines for report in engine.observe()] + self._freed_disks()
-            if observed:
-                items.append(_InboxItem(events=observed, future=Future(), again=True))
+            self._observed = False
+            posted: list[_InboxItem] = []
             events = 0
             while self._inbox and events < STEP_EVENTS_MAX:
-                items.append(self._inbox.popleft())
-                events += len(items[-1].events)
-        return items
+                posted.append(self._inbox.popleft())
+                events += len(posted[-1].events)
+        # Without the lock: an engine may hold its own lock while it wakes this thread.
+        items, self._retries = self._retries, []
+        self._check_awaited_nodes()
+        # Engines are asked after the inbox was read, and their observations go first: a supervisor must not register before the end of
+        # its predecessor is known.
+        observed = [report for engine in self.engines for report in engine.observe()] + self._freed_disks()
+        if observed:
+            items.append(_InboxItem(events=observed, future=Future(), again=True))
+        return items + posted
+
+    def _wake_for_engine(self) -> None:
+        with self._wake:
+            self._observed = True
+            self._wake.notify()
 
     def _check_awaited_nodes(self) -> None:
         """Tell the controller which nodes its engines still bring up. Call it before `observe`: see `Engine.expected_nodes`."""

@@ -78,6 +78,10 @@ class Engine(Protocol):
         """Return what happened since the last call: deaths of nodes, changes of the inventory, withdrawn attempts. Never blocks."""
         ...
 
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, from any thread, whenever `observe` has something to return. The head calls this once, before `open`."""
+        ...
+
     def expected_nodes(self) -> Sequence[NodeId] | None:
         """Return the nodes that this engine is bringing up or keeps up; None while it has not listed them yet. Never blocks.
 

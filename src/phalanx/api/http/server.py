@@ -37,6 +37,9 @@ LAST_BYTES_S: Final = (
     0.05  # for the last bytes to be sent; uvicorn checks after 0.1 s whether all connections are closed
 )
 
+_DATE_EVERY_S: Final = 1.0
+_TICKS_PER_DATE: Final = 10  # uvicorn.Server.on_tick
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSocket:
@@ -58,10 +61,34 @@ class HeadServer(uvicorn.Server):
         hand_over: Callable[[socket.socket], bool] = lambda _: False,
         **options: Any,
     ) -> None:
+        self._exit_asked = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(server_config(app, **options))
         self._tls = [one for one in (tls, programs_tls) if one is not None]
         self._hand_over = hand_over
         self._tls_listeners: list[TlsSniffingListener] = []
+
+    @property
+    def should_exit(self) -> bool:  # an attribute of uvicorn.Server, which looks at it ten times a second
+        """Whether the server shall end. May be set from any thread, and in a signal handler."""
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        self._should_exit = value
+        loop = self._loop
+        if value and loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
+                loop.call_soon_threadsafe(self._exit_asked.set)
+
+    async def main_loop(self) -> None:
+        """Serve until `should_exit`. uvicorn updates the date of its answers once a second, every tenth of its ticks."""
+        self._loop = asyncio.get_running_loop()
+        ticks = 0
+        while not await self.on_tick(ticks):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._exit_asked.wait(), _DATE_EVERY_S)
+            ticks += _TICKS_PER_DATE
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening. Sockets off loopback are refused without TLS, whatever the options."""

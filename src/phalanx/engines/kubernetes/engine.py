@@ -10,7 +10,6 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -35,6 +34,7 @@ from phalanx.engines.kubernetes.pod_requests import apply_owner, create_pod, exp
 from phalanx.engines.kubernetes.render import PodSettings
 from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
 from phalanx.engines.kubernetes.watch import ObjectWatch
+from phalanx.engines.observations import Observations
 from phalanx.ports.engine import Admission, Discovery
 from phalanx.wire.seat import SeatAssignment, SeatNode, encode_assignment
 
@@ -86,7 +86,7 @@ class KubernetesEngine:
     scope: ClusterScope
     key_of: Callable[[JobId, Epoch], str]
     _updates: queue.SimpleQueue[tuple[Job, Attempt]] = field(default_factory=queue.SimpleQueue)
-    _events: deque[Event] = field(default_factory=deque)
+    _events: Observations[Event] = field(default_factory=Observations)
     _orders: dict[_Key, AttemptPods] = field(default_factory=dict)
     _deletions: dict[_Key, tuple[tuple[str, ...], int | None]] = field(default_factory=dict)
     _reported: dict[NodeId, Node | None] = field(default_factory=dict)
@@ -197,10 +197,11 @@ class KubernetesEngine:
 
     def observe(self) -> list[Event]:
         """Return the events since the last call."""
-        seen = []
-        while self._events:
-            seen.append(self._events.popleft())
-        return seen
+        return self._events.take()
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Call `wake` after each event."""
+        self._events.listen(wake)
 
     # ---- the thread -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -28,7 +27,9 @@ from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.durable_files import make_directory
 from phalanx.engines.local import records
+from phalanx.engines.local.process_exits import RETRY_S, ProcessExits
 from phalanx.engines.local.records import StartedNode
+from phalanx.engines.observations import Observations
 from phalanx.failpoints import around
 from phalanx.node.files import job_accounts
 from phalanx.node.logic.operator_hooks import HOOKS_VARIABLE
@@ -41,7 +42,6 @@ ENGINE_NAME: Final = "local"
 MEMBER_ENGINE: Final = "joined"  # keeps the supervisor of a server that joins (engines.joined)
 SCOPE_VARIABLE: Final = "PHALANX_SUPERVISOR_SCOPE"  # set by the system unit of a node
 START_ATTEMPT_S: Final = 2.0  # a supervisor that dies sooner is restarted with growing pauses
-_WATCH_EVERY_S: Final = 0.05
 _STOP_GRACE_S: Final = 10.0
 _PASSED: Final = (
     "PHALANX_LOG",
@@ -89,9 +89,10 @@ class LocalEngine:
     jobs_as: str = "head"
     sole_head: bool = True
     _watched: dict[NodeId, _Watched] = field(default_factory=dict)
-    _deaths: deque[NodeDied] = field(default_factory=deque)
+    _deaths: Observations[NodeDied] = field(default_factory=Observations)
     _guard: threading.RLock = field(default_factory=threading.RLock)
     _ended: threading.Event = field(default_factory=threading.Event)
+    _exits: ProcessExits | None = None
     _thread: threading.Thread | None = None
 
     @property
@@ -126,6 +127,7 @@ class LocalEngine:
         with self._guard:
             if self._thread is not None:
                 self._watched.setdefault(node.id, _Watched(node=node))
+                self._wake_watch()
 
     def adopt(self) -> list[NodeId]:
         """Take charge of the nodes without starting any: sweep dead ones, and return those whose supervisors run. Idempotent."""
@@ -158,7 +160,8 @@ class LocalEngine:
 
     def watch(self) -> None:
         """Start to watch the nodes."""
-        self._thread = threading.Thread(target=self._watch, name="local-engine", daemon=True)
+        self._exits = exits = ProcessExits()
+        self._thread = threading.Thread(target=lambda: self._watch(exits), name="local-engine", daemon=True)
         self._thread.start()
 
     def nodes(self) -> list[NodeId]:
@@ -180,10 +183,12 @@ class LocalEngine:
             except OSError as error:
                 watched.failed_starts += 1
                 self._revive_later(watched)
+                self._wake_watch()
                 _log.warning("Could not start the supervisor of node %s: %s", node_id, error)
                 raise
             watched.started_s = time.monotonic()
             watched.revive_at_s = None
+            self._wake_watch()
 
     def stop(self, node_id: NodeId) -> None:
         """SIGTERM the supervisor, then kill all remaining processes of the node."""
@@ -196,6 +201,7 @@ class LocalEngine:
     def close(self, *, keep_nodes: bool) -> None:
         """Stop watching; unless `keep_nodes`, stop all supervisors in parallel."""
         self._ended.set()
+        self._wake_watch()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
         if keep_nodes:
@@ -220,20 +226,35 @@ class LocalEngine:
 
     def observe(self) -> list[NodeDied]:
         """Return deaths since the last call."""
-        deaths = []
-        while self._deaths:
-            deaths.append(self._deaths.popleft())
-        return deaths
+        return self._deaths.take()
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Call `wake` after each event."""
+        self._deaths.listen(wake)
 
     # ---- watching -----------------------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        while not self._ended.wait(_WATCH_EVERY_S):
-            for watched in list(self._watched.values()):
+    def _watch(self, exits: ProcessExits) -> None:
+        retry = False
+        while not self._ended.is_set():
+            watched = list(self._watched.values())
+            living = [one.living.identity for one in watched if one.living is not None]
+            due_s = [one.revive_at_s for one in watched if one.living is None and one.revive_at_s is not None]
+            waits_s = [at_s - time.monotonic() for at_s in due_s] + ([RETRY_S] if retry else [])
+            exits.wait(living, min(waits_s, default=None))
+            retry = False
+            for one in list(self._watched.values()):
                 try:
-                    self._check(watched)
+                    if not self._ended.is_set():
+                        self._check(one)
                 except OSError:
-                    _log.exception("Could not check node %s; retrying", watched.node.id)
+                    _log.exception("Could not check node %s; retrying", one.node.id)
+                    retry = True
+        exits.close()
+
+    def _wake_watch(self) -> None:
+        if self._exits is not None:
+            self._exits.wake()
 
     def _check(self, watched: _Watched) -> None:
         now_s = time.monotonic()

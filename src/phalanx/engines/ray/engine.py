@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, assert_never
@@ -26,6 +25,7 @@ from phalanx.core.ids import NodeId
 from phalanx.core.state.reports import NodeDied, Report
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
+from phalanx.engines.observations import Observations
 from phalanx.engines.ray.cluster import ManagedRayCluster, reachable
 from phalanx.engines.ray.joined_node import python_version, ray_version
 from phalanx.engines.ray.options import ENGINE_NAME
@@ -93,7 +93,7 @@ class RayEngine:
     _started: dict[NodeId, str] = field(default_factory=dict)
     _stopped: set[NodeId] = field(default_factory=set)
     _released: dict[NodeId, threading.Event] = field(default_factory=dict)
-    _events: deque[Report] = field(default_factory=deque)
+    _events: Observations[Report] = field(default_factory=Observations)
     _driver: subprocess.Popen[bytes] | None = None
     _guard: threading.RLock = field(default_factory=threading.RLock)
     _nodes_listed: threading.Event = field(default_factory=threading.Event)  # by the present driver
@@ -150,10 +150,11 @@ class RayEngine:
 
     def observe(self) -> list[Report]:
         """Return deaths since the last call."""
-        found = []
-        while self._events:
-            found.append(self._events.popleft())
-        return found
+        return self._events.take()
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Call `wake` after each event."""
+        self._events.listen(wake)
 
     def admit(self, node_id: NodeId, address: str, hostname: str) -> Admission | None:
         """Admit a server to our own Ray cluster; an existing one takes none from us."""

@@ -11,7 +11,6 @@ import queue
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -23,6 +22,7 @@ from phalanx.core.state.events import Event
 from phalanx.core.state.reports import AttemptWithdrawn, NodeDied, NodeListed
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.job import Job
+from phalanx.engines.observations import Observations
 from phalanx.engines.slurm import (
     commands,
     inventory,
@@ -68,7 +68,7 @@ class SlurmEngine:
     memory_of: Callable[[str], int] = lambda _: 0
     lists_nodes: bool = True
     _updates: queue.SimpleQueue[tuple[Job, Attempt]] = field(default_factory=queue.SimpleQueue)
-    _events: deque[Event] = field(default_factory=deque)
+    _events: Observations[Event] = field(default_factory=Observations)
     _orders: dict[_Key, SlurmSubmission] = field(default_factory=dict)
     _requests: dict[_Key, render.SlurmJobRequest] = field(default_factory=dict)
     _slurm: dict[str, SlurmNode] = field(default_factory=dict)
@@ -156,10 +156,11 @@ class SlurmEngine:
 
     def observe(self) -> list[Event]:
         """Return the events since the last call."""
-        seen = []
-        while self._events:
-            seen.append(self._events.popleft())
-        return seen
+        return self._events.take()
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Call `wake` after each event."""
+        self._events.listen(wake)
 
     # ---- the thread -----------------------------------------------------------------------------------------------------
 

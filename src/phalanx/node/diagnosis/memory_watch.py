@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from typing import Final
 
@@ -23,6 +23,7 @@ from phalanx.node.processes.attempt_processes import AttemptProcesses
 from phalanx.node.processes.proctable import ProcessRow, read_table
 
 CHECK_EVERY_S: Final = 0.5
+_IDLE_S: Final = 5.0  # a member ends this wait; so the thread also ends with its supervisor
 OVER_S: Final = 2.0
 """A peak as short as this passes, as while a process forks and executes: then its memory is counted twice for a moment."""
 _log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class MemoryWatch:
 
     def __init__(
         self,
-        members: Callable[[], Iterable[MemberRuntime]],
+        members: Callable[[], Collection[MemberRuntime]],
         on_event: Callable[[MemoryExceeded], None],
         ended: threading.Event,
         *,
@@ -51,10 +52,21 @@ class MemoryWatch:
         self._members, self._put, self._ended, self._clock = members, on_event, ended, clock
         self._devices = devices
         self._over_since_s: dict[MemberKey, float] = {}
+        self._some = threading.Event()
+
+    def wake(self) -> None:
+        """Begin to check: a member was added."""
+        self._some.set()
 
     def run(self) -> None:
         """Check until the supervisor ends."""
-        while not self._ended.wait(CHECK_EVERY_S):
+        while not self._ended.is_set():
+            if not self._members():
+                self._some.wait(_IDLE_S)
+                self._some.clear()
+                continue
+            if self._ended.wait(CHECK_EVERY_S):
+                return
             try:
                 self.check()
             except Exception:  # noqa: BLE001  one odd process must not end the watch over all jobs

@@ -38,6 +38,7 @@ _RENEW_S: Final = 3.0  # the head answers from memory; a longer wait would delay
 _QUICK_S: Final = 1.0  # a longer round trip tells too little about the head's clock
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5  # longest delay until a restarted head is found
+_IDLE_S: Final = 5.0  # an event ends this wait; so the thread also ends with its supervisor
 _OTHER_MACHINE: Final = "other_machine"  # controller.lives: another machine is registered for this node
 _OTHER_MACHINE_RETRY_S: Final = 2.0  # also the retry interval of a whole site after a restart
 _log = logging.getLogger(__name__)
@@ -280,7 +281,7 @@ class EventSender:
         while not self._ended.is_set():
             with self._some:
                 if not self._outgoing:
-                    self._some.wait(_PAUSE_MAX_S)
+                    self._some.wait(_IDLE_S)
                 batch = self._outgoing.batch(1) if alone else self._outgoing.batch()
             if not batch:
                 continue

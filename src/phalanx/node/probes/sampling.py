@@ -131,7 +131,9 @@ class Sampler:
                 self._wake.clear()
             jobs = self._busy()
             if not (jobs or send_soon) and asked == self._answered and time.monotonic() - sampled_s < IDLE_S:
-                self._wake.wait(BUSY_S)
+                self._wake.wait(
+                    max(0.0, IDLE_S - (time.monotonic() - sampled_s))
+                )  # each new member ends it: `sample_now`
                 continue
             sampled_s = time.monotonic()
             try:
@@ -154,7 +156,7 @@ class Sampler:
             if at_boundary:
                 self._readings.extend(read)
             every_s = report_every_s(self._pace(), busy=bool(jobs))
-            # The loop runs about once a second.
+            # The loop runs about once a second while jobs run.
             if sampled_s - self._reported_s > (_SOON_S if send_soon else every_s - BUSY_S / 2):
                 send_soon = False
                 self._reported_s = sampled_s
@@ -165,7 +167,7 @@ class Sampler:
                 if self._report(taken, jobs, every_s, readings):
                     for _ in waiting:
                         self._readings.popleft()
-            self._wake.wait(_SOON_S if send_soon else BUSY_S)
+            self._wake.wait(_SOON_S if send_soon else BUSY_S if jobs else IDLE_S)
 
     def _bind(self) -> None:
         if not isinstance(self._probe, VirtualProbe):

@@ -265,7 +265,9 @@ class SupervisorLoop:
     # ------------------------------------------------------------------------------------------------------------ the loop
 
     def _collect(self, wake_ns: int | None) -> list[SupervisorEvent]:
-        timeout_s = WAKE_MAX_S if wake_ns is None else min(WAKE_MAX_S, max(0.0, (wake_ns - boottime_ns()) / NS_PER_S))
+        timeout_s = WAKE_MAX_S if self._presents.all() else REAP_EVERY_S  # without members no lease ends here
+        if wake_ns is not None:
+            timeout_s = min(timeout_s, max(0.0, (wake_ns - boottime_ns()) / NS_PER_S))
         found: list[SupervisorEvent] = []
         try:
             found.append(self._inbox.get(timeout=timeout_s))
@@ -358,6 +360,7 @@ class SupervisorLoop:
             outputs=outputs_folder(scratch.path),
         )
         self._presents.add(member)
+        self._memory_watch.wake()
         self._sampler.sample_now()  # its energy counts from here
 
         def work() -> None:

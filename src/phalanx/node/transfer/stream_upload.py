@@ -30,7 +30,8 @@ COALESCE_S: Final = 0.01  # collects lines into one request; a hundredth of a se
 REQUEST_BYTES_MAX: Final = 4 << 20  # the head takes 8 MiB, in base64 with its frame
 CHUNKS_MAX: Final = 24  # the head takes 32
 _ASK_S: Final = 30.0  # for a durable answer
-_IDLE_S: Final = 0.5  # delay until a timeout of `notify_when_uploaded` is noticed
+_WAITING_S: Final = 0.5  # delay until a timeout of `notify_when_uploaded` is noticed
+_IDLE_S: Final = 5.0  # new bytes end this wait; so the thread also ends with its supervisor
 _log = logging.getLogger(__name__)
 
 
@@ -123,7 +124,7 @@ class StreamUploader:
         """Run until the supervisor ends."""
         backoff = Backoff(self._ended)
         while not self._ended.is_set():
-            self._wake.wait(_IDLE_S)
+            self._wake.wait(self._idle_s())
             if not self._wake.is_set():
                 self._complete_waiters()
                 continue
@@ -228,6 +229,11 @@ class StreamUploader:
             self._dirty.pop(key, None)
             if key in self._streams:
                 self._streams[key].given_up = True
+
+    def _idle_s(self) -> float:
+        """How long to wait for new bytes."""
+        with self._lock:
+            return _WAITING_S if self._waiters else _IDLE_S
 
     def _complete_waiters(self) -> None:
         now_s = time.monotonic()
