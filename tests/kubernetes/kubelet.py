@@ -4,8 +4,9 @@
 
 It registers the node, renews its lease, runs the pods that the scheduler binds to it, and writes their status as a kubelet does: init
 containers in order, exit codes, restarts, probes of readiness by their containers alone, deletion with grace, deadlines, and images that
-cannot be pulled. An image is a name only: what it would hold is this machine's own root folder (see `pod_init.py`), and a name that begins
-with `missing/` cannot be pulled. Containers die with their kubelet. There is no pod network: a pod has the address of its node.
+cannot be pulled. An image is a name only: what it would hold is this machine's own root folder (see `pod_init.py`) and the variables of
+`--image`, and a name that begins with `missing/` cannot be pulled. Containers die with their kubelet. There is no pod network: a pod has the
+address of its node; with `--names`, pods that a headless Service names find each other as by DNS (`cluster_names.py`).
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
+
+from tests.kubernetes.cluster_names import PODS, SERVICES, hosts_text, named_pods, rewrite
 
 INIT: Final = str(Path(__file__).with_name("pod_init.py"))
 HEARTBEAT_S: Final = 10.0
 BACK_OFF_S: Final = 1.0  # of a container that is started again; doubled up to 30 s
 WATCH_S: Final = 300
+NAMES_S: Final = 1.0  # between two looks at the names of the cluster
 MERGE: Final = "application/merge-patch+json"
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.-][\w.-]*)\)")
 Json = dict[str, Any]
@@ -99,6 +104,7 @@ class Container:
     restarts: int = 0
     ready: bool = False
     process: asyncio.subprocess.Process | None = None
+    hosts: str = ""
 
     @property
     def name(self) -> str:
@@ -161,6 +167,7 @@ class Kubelet:
         self.free = set(range(options.gpus))
         self.port = 0
         self.tasks: set[asyncio.Task[None]] = set()
+        self.names: list[str] = []
 
     async def run(self) -> None:
         """Until killed."""
@@ -171,6 +178,8 @@ class Kubelet:
                 break
             await asyncio.sleep(0.2)
         heart = asyncio.create_task(self._beat())
+        if self.options.names:
+            self._spawn(self._follow_names())
         try:
             await self._follow()
         finally:
@@ -245,6 +254,22 @@ class Kubelet:
                 status, _ = await self.api.ask("PATCH", f"/api/v1/nodes/{self.name}/status", ready, kind)
                 if status == 404:
                     await self._register()
+
+    async def _follow_names(self) -> None:
+        while True:
+            (seen, pods), (served, services) = await self.api.ask("GET", PODS), await self.api.ask("GET", SERVICES)
+            found = named_pods(pods["items"], services["items"]) if seen == served == 200 else self.names
+            if found != self.names:
+                self.names = found
+                for pod in self.pods.values():
+                    for one in (*pod.inits, *pod.containers):
+                        if one.hosts:
+                            rewrite(one.hosts, self._hosts(pod))
+            await asyncio.sleep(NAMES_S)
+
+    def _hosts(self, pod: RunningPod) -> str:
+        hostname = pod.pod["spec"].get("hostname") or pod.key[1]
+        return hosts_text(self.options.address, pod.pod, hostname, self.names)
 
     async def _follow(self) -> None:
         path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{self.name}"
@@ -451,11 +476,13 @@ class Kubelet:
             for one in container.get("volumeMounts", ())
         ]
         _resolve(mounts)
+        root = os.path.join(pod.folder, "root", f"{one.name}-{one.restarts}")
+        one.hosts = os.path.join(root, "hosts")
         return {
-            "root": os.path.join(pod.folder, "root", f"{one.name}-{one.restarts}"),
+            "root": root,
+            "hosts": self._hosts(pod),
             "shared": self.options.shared,
             "hostname": env["HOSTNAME"],
-            "address": self.options.address,
             "mounts": mounts,
             "read_only": security.get("readOnlyRootFilesystem", False),
             "folder": container.get("workingDir", ""),
@@ -469,6 +496,9 @@ class Kubelet:
     async def _environment(self, pod: RunningPod, container: Json) -> dict[str, str]:
         namespace = pod.key[0]
         env = {"PATH": os.environ["PATH"], "HOME": "/root", "HOSTNAME": pod.pod["spec"].get("hostname") or pod.key[1]}
+        env |= dict(pair.split("=", 1) for pair in self.options.image)
+        server = urlsplit(self.api.server)
+        env |= {"KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port or 443)}
         if pod.devices:
             env["NVIDIA_VISIBLE_DEVICES"] = ",".join(map(str, pod.devices))
         for source in container.get("envFrom", ()):
@@ -540,6 +570,7 @@ class Kubelet:
         if "persistentVolumeClaim" in volume:
             claim = os.path.join(self.options.claims, pod.key[0], volume["persistentVolumeClaim"]["claimName"])
             os.makedirs(claim, exist_ok=True)
+            _give_group(claim, pod.pod["spec"].get("securityContext", {}).get("fsGroup"))
             _link(claim, folder)
             return
         os.makedirs(folder, exist_ok=True)
@@ -548,11 +579,7 @@ class Kubelet:
             os.chmod(folder, 0o777)
         for source in volume.get("projected", {}).get("sources", [volume]):
             await self._fill(pod, folder, source)
-        if group is not None:
-            for root, _, files in os.walk(folder):
-                for path in (root, *(os.path.join(root, file) for file in files)):
-                    os.chown(path, -1, group)
-                    os.chmod(path, os.stat(path).st_mode | 0o060)
+        _give_group(folder, group)
 
     async def _fill(self, pod: RunningPod, folder: str, source: Json) -> None:
         found: dict[str, str] = {}
@@ -689,6 +716,17 @@ def _write(path: str, text: str, mode: int) -> None:
     os.chmod(path, mode)
 
 
+def _give_group(folder: str, group: int | None) -> None:
+    """Give a volume to the pod's group. Unless its top folder is so already: `fsGroupChangePolicy: OnRootMismatch`."""
+    about = os.stat(folder)
+    if group is None or (about.st_gid == group and about.st_mode & 0o2070 == 0o2070):
+        return
+    for root, _, files in os.walk(folder):
+        for path in (root, *(os.path.join(root, file) for file in files)):
+            os.chown(path, -1, group)
+            os.chmod(path, os.stat(path).st_mode | (0o2070 if path == root else 0o060))
+
+
 def _link(source: str, target: str) -> None:
     if not os.path.exists(source):
         raise LookupError(f"hostPath {source} does not exist")
@@ -723,6 +761,8 @@ async def main() -> None:
     parser.add_argument("--resource", default="nvidia.com/gpu")
     parser.add_argument("--address", default="127.0.0.1")
     parser.add_argument("--label", action="append", default=[])
+    parser.add_argument("--names", action="store_true", help="pods that a headless Service names find each other")
+    parser.add_argument("--image", action="append", default=[], help="NAME=VALUE, a variable that all images set")
     parser.add_argument(
         "--shared", action="append", default=[], help="folder of this machine that pods share, as a network file system"
     )

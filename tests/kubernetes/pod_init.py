@@ -28,11 +28,13 @@ def main() -> None:
     _mount("overlay", merged, "overlay", data=f"lowerdir=/,upperdir={root}/upper,workdir={root}/work")
     for path in ("/dev", "/sys", *plan["shared"]):
         os.makedirs(merged + path, exist_ok=True)
+        _open_way(merged, path)
         _mount(path, merged + path, "", flags=MS_BIND | MS_REC)
+    _open_way(merged, os.path.join(sys.base_prefix, "bin"))
     _mount("proc", f"{merged}/proc", "proc")
     socket.sethostname(plan["hostname"][:63])
     with open(f"{root}/hosts", "w", encoding="ascii") as hosts:
-        hosts.write(f"127.0.0.1 localhost\n{plan['address']} {plan['hostname']}\n")
+        hosts.write(plan["hosts"])
     _mount(f"{root}/hosts", f"{merged}/etc/hosts", "", flags=MS_BIND)
     for volume in plan["mounts"]:
         _mount_volume(merged, volume)
@@ -53,8 +55,28 @@ def main() -> None:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
+def _open_way(merged: str, path: str) -> None:
+    """Let every user of the container reach a folder, as those of an image. Only the overlay changes."""
+    parent = os.path.dirname(path)
+    while parent != "/":
+        os.chmod(merged + parent, os.stat(merged + parent).st_mode | 0o055)
+        parent = os.path.dirname(parent)
+
+
+def _inside(root: str, path: str) -> str:
+    """The path below a root folder, with links followed as a process in it would, such as /var/run."""
+    found = root
+    for part in path.strip("/").split("/"):
+        following = f"{found}/{part}"
+        while os.path.islink(following):
+            link = os.readlink(following)
+            following = (root if link.startswith("/") else os.path.dirname(following) + "/") + link
+        found = following
+    return found
+
+
 def _mount_volume(merged: str, volume: dict[str, str]) -> None:
-    source, target = volume["source"], merged + volume["path"]
+    source, target = volume["source"], _inside(merged, volume["path"])
     if stat.S_ISDIR(os.stat(source).st_mode):
         os.makedirs(target, exist_ok=True)
     else:

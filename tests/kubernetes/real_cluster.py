@@ -57,6 +57,9 @@ class RealCluster:
         nodes: the GPUs of each node by its name; nodes can be added later (`start_node`).
         shared: folders of this machine that all pods share.
         lab: of which h0 and the hosts that are named as the nodes are used; None: this machine's loopback.
+        claims: folder of the volumes of all claims; one in `folder` by default.
+        names: pods that a headless Service names find each other, as by DNS.
+        image: variables that all images set.
         audited: the API server writes each request to `audit.log` in the folder.
         folder: of its files; made and removed by the context.
     """
@@ -65,6 +68,9 @@ class RealCluster:
     shared: Sequence[str] = (ROOT,)
     lab: Lab | None = None
     audited: bool = False
+    claims: str = ""
+    names: bool = False
+    image: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
     port: int = 0
     _etcd_port: int = 0
@@ -226,6 +232,8 @@ class RealCluster:
         folder = os.path.join(self.folder, "nodes", name)
         shared = [word for path in self.shared for word in ("--shared", path)]
         marks = [word for pair in (labels or {}).items() for word in ("--label", "=".join(pair))]
+        marks += [word for pair in self.image.items() for word in ("--image", "=".join(pair))]
+        marks += ["--names"] if self.names else []
         argv = [
             sys.executable,
             "-m",
@@ -241,7 +249,7 @@ class RealCluster:
             "--folder",
             folder,
             "--claims",
-            os.path.join(self.folder, "claims"),
+            self.claims or os.path.join(self.folder, "claims"),
             *shared,
             *marks,
             "--certificate",

@@ -41,7 +41,7 @@ def head_objects(namespace: str, image: str, options: Mapping[str, str], *, stor
 
 def head_arguments(options: Mapping[str, str]) -> list[str]:
     """Return the command line of the head, with variables of its container. Its kubeconfig is the service account, so it has no context."""
-    words = ["phalanx", "up", "--foreground", "--virtual", "none", "--engine", names.ENGINE_NAME]
+    words = ["phalanx", "up", "--foreground", "--engine", names.ENGINE_NAME]
     words += ["--listen", f"{HEAD}-0.{HEAD}.$({NAMESPACE_VARIABLE}).svc.{CLUSTER_DOMAIN}:{PORT}"]
     words += [f"--{names.NAMESPACE}", f"$({NAMESPACE_VARIABLE})", f"--{names.IMAGE}", f"$({IMAGE_VARIABLE})"]
     for option in names.OPTIONS:
