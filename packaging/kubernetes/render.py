@@ -14,8 +14,14 @@ from typing import Any
 import phalanx
 from phalanx.engines.kubernetes.head_manifests import CLUSTER_DOMAIN, STORAGE, head_objects
 from phalanx.engines.kubernetes.head_setup import yaml_text
-from phalanx.engines.kubernetes.options import OPTIONS, SHAPE
-from phalanx.engines.kubernetes.rights import KUEUE_RIGHTS, RIGHTS, cluster_role_objects, role_objects
+from phalanx.engines.kubernetes.options import NODE_WAIT, OPTIONS, SHAPE
+from phalanx.engines.kubernetes.rights import (
+    AUTOSCALER_RIGHTS,
+    KUEUE_RIGHTS,
+    RIGHTS,
+    cluster_role_objects,
+    role_objects,
+)
 
 IMAGE = f"phalanx:{phalanx.__version__}"
 NAMESPACE = "phalanx"
@@ -85,14 +91,16 @@ def chart_head() -> str:
 def chart_rights() -> str:
     """The Role with the rights for Kueue where they are asked for, and the ClusterRole."""
     account, role, binding = role_objects(RELEASE_NAMESPACE)
-    plain, full = (
-        yaml_text(one).splitlines(keepends=True) for one in (role, role_objects("x", (*RIGHTS, *KUEUE_RIGHTS))[1])
+    plain = yaml_text(role).splitlines(keepends=True)
+    kueue, waits = (
+        "".join(yaml_text(role_objects("x", (*RIGHTS, *more))[1]).splitlines(keepends=True)[len(plain) :])
+        for more in (KUEUE_RIGHTS, AUTOSCALER_RIGHTS)
     )
-    kueue = "".join(full[len(plain) :])
     subject = {"kind": "ServiceAccount", "name": "phalanx", "namespace": RELEASE_NAMESPACE}
     cluster = text_of(cluster_role_objects(subject))
     return (
-        f"{yaml_text(account)}---\n{yaml_text(role)}{{{{- if .Values.kueue }}}}\n{kueue}{{{{- end }}}}\n---\n{yaml_text(binding)}"
+        f"{yaml_text(account)}---\n{yaml_text(role)}{{{{- if .Values.kueue }}}}\n{kueue}{{{{- end }}}}\n"
+        f'{{{{- if index .Values.options "{NODE_WAIT}" }}}}\n{waits}{{{{- end }}}}\n---\n{yaml_text(binding)}'
         f"{{{{- if .Values.clusterRole }}}}\n---\n{cluster}{{{{- end }}}}\n"
     )
 

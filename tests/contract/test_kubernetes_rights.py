@@ -7,7 +7,13 @@ import pytest
 from phalanx.core.errors import BadFile, BadRequest, Conflict, NotPermitted
 from phalanx.engines.kubernetes import options as names
 from phalanx.engines.kubernetes.engine_type import KubernetesEngineType
-from phalanx.engines.kubernetes.rights import KUEUE_RIGHTS, RIGHTS, cluster_role_objects, role_objects
+from phalanx.engines.kubernetes.rights import (
+    AUTOSCALER_RIGHTS,
+    KUEUE_RIGHTS,
+    RIGHTS,
+    cluster_role_objects,
+    role_objects,
+)
 from phalanx.ports.engine import HeadSetup
 from tests.kubernetes.fake_api import fake_api
 from tests.kubernetes.fake_store import KINDS, RBAC
@@ -66,6 +72,15 @@ def test_without_a_needed_right_the_head_says_which_and_what_is_lost(grant, serv
     [bad] = [line for line in TYPE.diagnose(TYPE.resolve({}, None)) if not line.ok and not line.optional]
     assert missing.lost in bad.says
     assert "kubectl apply" in bad.mend
+
+
+def test_without_the_right_to_list_events_it_is_said_that_an_autoscaler_is_not_heard(grant):
+    waits = TYPE.resolve({names.NODE_WAIT: "15m", names.SHAPE: "4x8"}, None)
+    grant(*RIGHTS)
+    [bad] = [line for line in TYPE.diagnose(waits) if not line.ok]
+    assert (bad.optional, "may not list events" in bad.says, "autoscaler" in bad.says) == (True, True, True)
+    grant(*RIGHTS, *AUTOSCALER_RIGHTS)
+    assert [line for line in TYPE.diagnose(waits) if not line.ok] == []
 
 
 def test_without_the_right_to_follow_nodes_they_are_declared(grant):

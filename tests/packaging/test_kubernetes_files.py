@@ -146,8 +146,9 @@ def test_kustomize_moves_the_base_to_another_namespace(tmp_path):
 def test_the_chart_renders_what_the_command_prints(tmp_path, monkeypatch):
     monkeypatch.setenv("PHALANX_HOME", str(tmp_path))
     called(HELM, "lint", str(FOLDER / "chart"))
-    words = ("--kubernetes-queue", "research", "--kubernetes-nodes", "4x8")
-    sets = ("image=reg/phalanx:1", "kueue=true", "options.kubernetes-nodes=4x8", "options.kubernetes-queue=research")
+    words = ("--kubernetes-queue", "research", "--kubernetes-nodes", "4x8", "--kubernetes-node-wait", "15m")
+    values = ("kubernetes-nodes=4x8", "kubernetes-queue=research", "kubernetes-node-wait=15m")
+    sets = ("image=reg/phalanx:1", "kueue=true", *(f"options.{one}" for one in values))
     chart = called(
         HELM, "template", "x", str(FOLDER / "chart"), "-n", "research", *(w for one in sets for w in ("--set", one))
     )

@@ -90,7 +90,7 @@ def every_object(template):
         pod(template=template, supervisor_image="phalanx:1"),
         kueue.attempt_job(settings(), OWNER, case.job, case.attempt, "user-queue"),
         kueue.attempt_job(settings(template=template), OWNER, case.job, case.attempt, "user-queue"),
-        *rights.role_objects("research", (*rights.RIGHTS, *rights.KUEUE_RIGHTS)),
+        *rights.role_objects("research", (*rights.RIGHTS, *rights.KUEUE_RIGHTS, *rights.AUTOSCALER_RIGHTS)),
         *rights.cluster_role_objects(subject),
     ]
 

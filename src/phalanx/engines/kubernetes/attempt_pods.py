@@ -12,6 +12,7 @@ from phalanx.core.state.events import Event
 from phalanx.core.state.reports import AttemptQueued, AttemptWithdrawn, SeatLost
 from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause, MemberState
+from phalanx.engines.kubernetes.autoscaler_notes import AutoscalerNote, notes_in_words
 from phalanx.engines.kubernetes.parse import PodState
 from phalanx.wire.seat import SEAT_CERTIFICATE_REJECTED, SEAT_HEAD_UNREACHABLE, SEAT_IMAGE_UNFIT
 
@@ -65,6 +66,7 @@ class AttemptPods:
         deleted: its pods were deleted, or are to be.
         wait_text: why it waits for nodes of an autoscaler, as reported last; empty if it does not.
         wait_reported_s: when that was.
+        wait_note: what an autoscaler said of its pods then.
     """
 
     attempt: Attempt
@@ -78,6 +80,7 @@ class AttemptPods:
     deleted: bool = False
     wait_text: str = ""
     wait_reported_s: float = 0.0
+    wait_note: str = ""
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -115,6 +118,7 @@ def evaluate(
     image: str = "",
     creator: str = "",
     node_wait_s: float = 0.0,
+    notes: Mapping[str, AutoscalerNote] | None = None,
 ) -> PodsUpdate:
     """Evaluate the pods of one attempt.
 
@@ -128,6 +132,7 @@ def evaluate(
         image: for messages.
         creator: what creates the pods, if that is not the head.
         node_wait_s: as in `PodSettings`.
+        notes: what autoscalers say of pods, by their names.
     """
     states = [found.get(name) for name in order.names]
     if order.attempt_ended_s is not None:
@@ -141,7 +146,8 @@ def evaluate(
         refused = _before_start(order, states, now_s, head_url=head_url, image=image, creator=creator)
         if refused is not None:
             return refused
-    kept = _without_node(order, states, now_s, holders, cleaning_up=cleaning_up, node_wait_s=node_wait_s)
+    note = notes_in_words(order.names, notes or {})
+    kept = _without_node(order, states, now_s, holders, cleaning_up=cleaning_up, node_wait_s=node_wait_s, note=note)
     if kept is not None:
         return kept
     if order.phase is PodsPhase.WAITING and all(state is not None and state.node for state in states):
@@ -243,6 +249,7 @@ def _without_node(
     *,
     cleaning_up: bool,
     node_wait_s: float,
+    note: str,
 ) -> PodsUpdate | None:
     """Withdraw the whole gang if one of its pods has no node for too long; report it as waiting while an autoscaler may start one."""
     least_s = START_LIMIT_MAX_S if cleaning_up else START_LIMIT_S
@@ -258,23 +265,28 @@ def _without_node(
     reasons = "; ".join(dict.fromkeys(filter(None, waiting.values()))) or "no scheduler has answered"
     names = ", ".join(waiting)
     if age_s < node_wait_s:
-        return _await_node(order, f"no node in Kubernetes yet for {names}: {reasons}", now_s, node_wait_s - age_s)
+        text = f"no node in Kubernetes yet for {names}: {reasons}"
+        return _await_node(order, text, now_s, node_wait_s - age_s, note)
     limit_s = max(least_s, node_wait_s)
     what = f"{', '.join(holders)} took {names}" if holders else f"Kubernetes did not place the pods for {names}"
-    text = f"{what} within {format_duration(limit_s)}: {reasons}"
+    text = f"{what} within {format_duration(limit_s)}: {reasons}" + (f"; {note}" if note else "")
     return replace(_withdraw(order, text, tuple(waiting), EndCause.CONTENDED), contended=tuple(waiting))
 
 
-def _await_node(order: AttemptPods, text: str, now_s: float, left_s: float) -> PodsUpdate | None:
-    """Report why the gang waits, at most each `WAIT_REPORT_S`. Its pods are what makes an autoscaler start nodes, so they stay."""
-    if order.wait_text and now_s - order.wait_reported_s < WAIT_REPORT_S:
+def _await_node(order: AttemptPods, text: str, now_s: float, left_s: float, note: str) -> PodsUpdate | None:
+    """Report why the gang waits, at most each `WAIT_REPORT_S`, and at once what an autoscaler says newly.
+
+    Its pods are what makes an autoscaler start nodes, so they stay.
+    """
+    if order.wait_text and note == order.wait_note and now_s - order.wait_reported_s < WAIT_REPORT_S:
         return None
+    ending = f"given up in {format_duration(left_s)}" + ("" if note else " unless an autoscaler starts one")
     waits = AttemptQueued(
         job_id=order.attempt.job_id,
         epoch=order.attempt.epoch,
-        why=f"{text}; given up in {format_duration(left_s)} unless an autoscaler starts one",
+        why="; ".join(filter(None, (text, note, ending))),
     )
-    return PodsUpdate(pods=replace(order, wait_text=text, wait_reported_s=now_s), events=(waits,))
+    return PodsUpdate(pods=replace(order, wait_text=text, wait_reported_s=now_s, wait_note=note), events=(waits,))
 
 
 def _lost_seats(order: AttemptPods, states: Sequence[PodState | None], now_s: float) -> PodsUpdate:

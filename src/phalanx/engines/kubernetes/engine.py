@@ -24,6 +24,7 @@ from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.job import Job
 from phalanx.engines.kubernetes import attempt_pods, departures, inventory, render
 from phalanx.engines.kubernetes.attempt_pods import AttemptPods, PodsPhase
+from phalanx.engines.kubernetes.autoscaler_notes import AutoscalerNotes
 from phalanx.engines.kubernetes.cluster_view import ObjectTable
 from phalanx.engines.kubernetes.errors import KubernetesError
 from phalanx.engines.kubernetes.kueue import uneven_parts
@@ -106,11 +107,13 @@ class KubernetesEngine:
     _pods: ObjectTable[PodState] = field(init=False)
     _nodes: ObjectTable[KubernetesNode] = field(init=False)
     _kueue: KueueJobs | None = None
+    _notes: AutoscalerNotes = field(init=False)
 
     def __post_init__(self) -> None:
         resource = self.settings.gpu_resource
         self._pods = ObjectTable(lambda item: parse_pod(item, resource), self._wake.set, self._note_answer)
         self._nodes = ObjectTable(lambda item: parse_node(item, resource), self._wake.set, self._note_answer)
+        self._notes = AutoscalerNotes(api=self.api, namespace=self.settings.namespace)
         if self.scope.queues:
             self._kueue = KueueJobs(
                 api=self.api,
@@ -383,6 +386,7 @@ class KubernetesEngine:
                 image=self.settings.image,
                 creator=f"job/{render.attempt_name(self.settings, *key)}" if queued else "",
                 node_wait_s=self.settings.node_wait_s,
+                notes=self._notes.read() if self._awaits_nodes(order, found, now_s) else None,
             )
             reports += update.events
             taken = (
@@ -403,6 +407,12 @@ class KubernetesEngine:
             else:
                 self._orders[key] = update.pods
         return reports
+
+    def _awaits_nodes(self, order: AttemptPods, found: Mapping[str, PodState], now_s: float) -> bool:
+        """Whether an autoscaler has had the time to say something of pods without a node."""
+        if not self.settings.node_wait_s or now_s - order.created_s < attempt_pods.START_LIMIT_S:
+            return False
+        return any(name in found and not found[name].node for name in order.names)
 
     def _evaluate_kueue(
         self, kueue: KueueJobs, key: _Key, order: AttemptPods, now_s: float, reports: list[Event]

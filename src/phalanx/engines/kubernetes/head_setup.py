@@ -26,6 +26,7 @@ from phalanx.engines.kubernetes.render import PodSettings
 from phalanx.engines.kubernetes.resident_options import parse_node_wait_s, resident_pools
 from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
 from phalanx.engines.kubernetes.rights import (
+    AUTOSCALER_RIGHTS,
     KUEUE_RIGHTS,
     NAME,
     RIGHTS,
@@ -268,13 +269,15 @@ def check_rights(options: Mapping[str, str]) -> list[EngineCheck]:
 
 def wanted_rights(options: Mapping[str, str]) -> tuple[AccessRight, ...]:
     """Return the rights that a head with these options uses."""
-    return (*RIGHTS, *(KUEUE_RIGHTS if options[names.QUEUE] else ()))
+    waits = parse_node_wait_s(options) > 0
+    return (*RIGHTS, *(KUEUE_RIGHTS if options[names.QUEUE] else ()), *(AUTOSCALER_RIGHTS if waits else ()))
 
 
 def print_command(options: Mapping[str, str], namespace: str) -> str:
     """Return the command that prints what grants the rights in a namespace."""
     queue = f" --{names.QUEUE} {options[names.QUEUE]}" if options[names.QUEUE] else ""
-    return f"phalanx up --engine kubernetes --namespace {namespace}{queue} --print"
+    wait = f" --{names.NODE_WAIT} {options[names.NODE_WAIT]}" if options[names.NODE_WAIT] else ""
+    return f"phalanx up --engine kubernetes --namespace {namespace}{queue}{wait} --print"
 
 
 def _check_served(api: KubernetesApi, group: str, what: str, option: str) -> None:

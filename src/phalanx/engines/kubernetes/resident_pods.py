@@ -23,6 +23,7 @@ from phalanx.core.ids import NodeId
 from phalanx.core.units import format_duration
 from phalanx.engines.kubernetes import inventory, render
 from phalanx.engines.kubernetes.attempt_pods import IMAGE_LIMIT_S, MISSING_S, NO_CONTAINER, NO_IMAGE, START_LIMIT_MAX_S
+from phalanx.engines.kubernetes.autoscaler_notes import AutoscalerNotes, notes_in_words
 from phalanx.engines.kubernetes.cluster_view import ObjectTable
 from phalanx.engines.kubernetes.departures import closing_taint
 from phalanx.engines.kubernetes.errors import KubernetesError, KubernetesUnreachable
@@ -107,6 +108,7 @@ class ResidentPods:
     _held: dict[NodeId, ResidentPod] = field(default_factory=dict)
     _pods: ObjectTable[PodState] = field(init=False)
     _nodes: ObjectTable[KubernetesNode] = field(init=False)
+    _notes: AutoscalerNotes = field(init=False)
     _changed: threading.Event = field(default_factory=threading.Event)
     _failing: bool = False
     _owner: tuple[float, Manifest] | None = None
@@ -117,6 +119,7 @@ class ResidentPods:
 
     def __post_init__(self) -> None:
         resource = self.settings.gpu_resource
+        self._notes = AutoscalerNotes(api=self.api, namespace=self.settings.namespace)
         self._pods = ObjectTable(lambda item: parse_pod(item, resource), self._changed.set, self._note_answer)
         self._nodes = ObjectTable(lambda item: parse_node(item, resource), self._changed.set, self._note_answer)
 
@@ -222,7 +225,7 @@ class ResidentPods:
             node = None if pod is None else nodes.get(pod.node)
             silent_s = now_s if held.silent_s is None else held.silent_s
             held.silent_s = silent_s if node is not None and node.not_ready else None
-            event = judge(held, pod, node, self.settings, now_s)
+            event = judge(held, pod, node, self.settings, now_s, said=lambda name=held.name: self._said(name))  # type: ignore[misc]
             if event is not None and not (held.lost or (held.reported and isinstance(event, LeavingNode))):
                 held.reported, held.lost = True, isinstance(event, LostNode)
                 found.append(event)
@@ -261,6 +264,10 @@ class ResidentPods:
                 _log.warning("ConfigMap %s could not be deleted: %s", self.settings.owner_name, error)
         self.api.ended.set()
         return ()
+
+    def _said(self, name: str) -> str:
+        """Return what an autoscaler said of a pod, where the head's rights are for waiting for one."""
+        return notes_in_words([name], self._notes.read()) if self.settings.node_wait_s else ""
 
     def _delete_owner(self, api: KubernetesApi) -> None:
         if not self.owner_stays:
@@ -343,10 +350,12 @@ def judge(
     node: KubernetesNode | None,
     settings: PodSettings,
     now_s: float,
+    said: Callable[[], str] = str,
 ) -> LostNode | LeavingNode | None:
     """Return what the state of its pod means for a node: it is lost, it leaves, or None for neither.
 
-    Lost means that no process of it is left. Only the node itself can say so, by the exit code of the container.
+    Lost means that no process of it is left. Only the node itself can say so, by the exit code of the container. `said` returns what an
+    autoscaler said of the pod.
     """
     order, age_s = held.order, now_s - held.created_s
 
@@ -367,7 +376,7 @@ def judge(
         limit_s = max(START_LIMIT_MAX_S, settings.node_wait_s)
         if age_s < limit_s:
             return None
-        why = pod.unschedulable or "no scheduler has answered"
+        why = "; ".join(filter(None, (pod.unschedulable or "no scheduler has answered", said())))
         return leaves(f"Kubernetes did not place pod {held.name} within {format_duration(limit_s)}: {why}")
     failed = pod.waiting in NO_CONTAINER or pod.waiting in NO_IMAGE
     if failed and age_s >= IMAGE_LIMIT_S:

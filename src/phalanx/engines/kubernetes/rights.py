@@ -83,6 +83,15 @@ KUEUE_RIGHTS: Final = (
     ),
 )
 """Beside `RIGHTS`, where a queue of Kueue is named."""
+AUTOSCALER_RIGHTS: Final = (
+    AccessRight(
+        verb="list",
+        plural="events",
+        lost="what an autoscaler says of a job's pods is not told",
+        optional=True,
+    ),
+)
+"""Beside `RIGHTS`, where pods wait for an autoscaler."""
 
 
 def review(right: AccessRight, namespace: str) -> dict[str, Any]:
