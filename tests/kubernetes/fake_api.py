@@ -36,6 +36,8 @@ class FakeApi:
         kubeconfig: of its admin.
         requests: method, path and user of each request so far.
         faults: called before each request with its method and path; one that raises `Refused`, or returns True to drop the connection.
+        lost_answers: called after each request that was carried out; one that returns True drops the answer.
+        torn: watches break in the middle of their next event.
         silent: watches send nothing more, while their connections stay open; nothing new is accepted.
         double_events: watches send each event twice.
         groups: API groups that are served beside Kubernetes' own, with their version.
@@ -48,6 +50,8 @@ class FakeApi:
     tokens: dict[str, str] = field(default_factory=lambda: {ADMIN_TOKEN: "admin"})
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     faults: list[Callable[[str, str], bool | None]] = field(default_factory=list)
+    lost_answers: list[Callable[[str, str], bool]] = field(default_factory=list)
+    torn: threading.Event = field(default_factory=threading.Event)
     watches_cut: int = 0
     silent: threading.Event = field(default_factory=threading.Event)
     away: threading.Event = field(default_factory=threading.Event)
@@ -222,7 +226,9 @@ class _Handler(BaseHTTPRequestHandler):
         name, part = ([*words, "", ""])[1:3]
         self._check_rights(user, kind, namespace, name, part, query)
         answer = self._verb(kind, namespace, name, part, query, given)
-        if answer is not None:
+        if any(lost(self.command, self.path) for lost in list(self.api.lost_answers)):
+            self.close_connection = True
+        elif answer is not None:
             self._send(*answer)
 
     def _check_rights(self, user: str, kind: Kind, namespace: str, name: str, part: str, query: dict[str, str]) -> None:
@@ -339,6 +345,10 @@ class _Handler(BaseHTTPRequestHandler):
                 ):
                     continue
                 told = _seen(event.type, event.item, event.before, labels, fields)
+                if told and api.torn.is_set():
+                    self._chunk(json.dumps({"type": told, "object": event.item}).encode()[:40])
+                    self.close_connection = True
+                    return
                 if told:
                     for _ in range(2 if api.double_events else 1):
                         self._event(told, event.item)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.work.attempt import EndCause
@@ -12,6 +12,9 @@ from phalanx.engines.kubernetes.errors import KubernetesError, KubernetesUnreach
 from phalanx.engines.kubernetes.render import PodSettings
 from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
 
+CONFLICT_TRIES: Final = 4
+CONFLICT_PAUSE_S: Final = 0.1
+_WRITTEN_TWICE: Final = "Conflict"  # the other reason of a 409 is AlreadyExists
 # A quota, a namespace that ends, or a right that was taken away: an administrator may change each, and no job is at fault.
 _MAY_PASS = ("exceeded quota", "is being terminated", "cannot create resource", "cannot patch resource")
 
@@ -29,13 +32,27 @@ def apply_owner(api: KubernetesApi, settings: PodSettings) -> dict[str, Any]:
 
 
 def create_pod(api: KubernetesApi, path: ResourcePath, pod: Mapping[str, Any]) -> PhalanxError | None:
-    """Create a pod, or find the one that an earlier try created; return why it does not exist, or None."""
+    """Create a pod, or find the one that an earlier try created; return why it does not exist, or None.
+
+    A conflict may also be one of the server with itself, as when a quota is written twice at once: then the create is repeated.
+    """
+    refusal: PhalanxError | None = None
+    for _ in range(CONFLICT_TRIES):
+        refusal = _create_once(api, path, pod)
+        if not (isinstance(refusal, KubernetesError) and refusal.is_conflict and refusal.reason == _WRITTEN_TWICE):
+            break
+        api.ended.wait(CONFLICT_PAUSE_S)
+    return refusal
+
+
+def _create_once(api: KubernetesApi, path: ResourcePath, pod: Mapping[str, Any]) -> PhalanxError | None:
     try:
         api.create(path, pod)
     except KubernetesError as error:
-        if error.is_conflict:
-            return _foreign(api, path, pod)
-        return error
+        if not error.is_conflict:
+            return error
+        other = _foreign(api, path, pod)
+        return error if isinstance(other, KubernetesError) and other.is_absent else other
     except KubernetesUnreachable as error:
         # The answer was lost, perhaps not the request.
         return _foreign(api, path, pod) and error
