@@ -139,6 +139,8 @@ class OnSlurm(Joined):
 class OnKubernetes(Joined):
     """A real API server on h0, where the head is its user; every host is a node."""
 
+    UP: tuple[str, ...] = ()
+
     def __init__(self, lab):
         self.lab = lab
         self.cluster = RealCluster(nodes=dict.fromkeys(lab.hosts, 2), shared=(str(ROOT), "/home"), lab=lab)
@@ -150,7 +152,7 @@ class OnKubernetes(Joined):
             shutil.copy(self.cluster.kubeconfig(USER["name"]), own / "config")
             template = os.path.join(self.cluster.folder, "pod.yaml")
             Path(template).write_text(json.dumps(TEMPLATE), encoding="utf-8")
-            words = ("--engine", "kubernetes", "--kubernetes-template", template, "--lease", "3")
+            words = ("--engine", "kubernetes", "--kubernetes-template", template, "--lease", "3", *self.UP)
             self.call("up", "--listen", lab.host("h0").address, *words)
             until(lambda: self.up_nodes() == 3, "three nodes are up")
         except BaseException:
@@ -164,13 +166,39 @@ class OnKubernetes(Joined):
         self.cluster.__exit__(None, None, None)
 
 
+class OnResidentPods(OnKubernetes):
+    """The same in resident pods, one on each host."""
+
+    UP = ("--kubernetes-resident", "3-3x2")
+
+    def __init__(self, lab):
+        self.seen = {}
+        super().__init__(lab)
+
+    def hosts(self, job, attempt):
+        """Asked first while the attempt runs: later pods may get the names of its nodes."""
+        if (job, attempt) not in self.seen:
+            pods = json.loads(self.cluster.kubectl("get", "pods", "-o", "json"))["items"]
+            named = {pod["metadata"]["annotations"]["phalanx/node"]: pod["spec"]["nodeName"] for pod in pods}
+            grants = self.show(job)["attempts"][attempt]["grants"]
+            self.seen[job, attempt] = [named[grant["node_id"]] for grant in grants]
+        return self.seen[job, attempt]
+
+
 NOT_HERE = {
     "kubernetes": "" if why_not() else why_no_kubernetes(),
+    "resident": "" if why_not() else why_no_kubernetes(),
     "joined": "",
     "ray": "" if importlib.util.find_spec("ray") else "Ray is not installed: make test-engines",
     "slurm": "" if why_not() else why_no_slurm(),
 }
-RIGS = {"joined": (Joined, 0), "kubernetes": (OnKubernetes, 0), "ray": (OnRay, 0), "slurm": (OnSlurm, 2)}
+RIGS = {
+    "joined": (Joined, 0),
+    "kubernetes": (OnKubernetes, 0),
+    "resident": (OnResidentPods, 0),
+    "ray": (OnRay, 0),
+    "slurm": (OnSlurm, 2),
+}
 on_each = pytest.mark.parametrize(
     "engine",
     [pytest.param(name, marks=pytest.mark.skipif(bool(why), reason=why or name)) for name, why in NOT_HERE.items()],
