@@ -235,12 +235,29 @@ def test_an_instance_that_has_ended_is_no_start(monkeypatch):
 
 def test_a_stop_ends_all_instances_of_the_order_and_those_that_only_the_record_knows(monkeypatch):
     ended = instance("i-1", "shutting-down", "User initiated (2026-11-28 17:05:00 GMT)")
-    cloud = Cloud(monkeypatch, describe_instances=[listed(instance("i-1")), listed(ended)], terminate_instances={})
+    cloud = Cloud(
+        monkeypatch, describe_instances=[listed(instance("i-1", token="p-0-k")), listed(ended)], terminate_instances={}
+    )
     stopped = provider().stop(order(known_machine="i-2"))
     assert cloud.of("terminate_instances") == [{"InstanceIds": ["i-1", "i-2"]}]
     assert stopped[0] == ChargedMachine(machine="i-1", since_s=AT.timestamp(), until_s=AT.timestamp() + 300.0)
     assert (stopped[1].machine, stopped[1].since_s) == ("i-2", 0.0)  # ended; the list lags behind
     assert stopped[1].until_s > 0.0
+
+
+def test_orders_that_are_given_up_share_a_list_but_none_from_before_the_own_start(monkeypatch):
+    cloud = Cloud(
+        monkeypatch, describe_instances=[listed(), listed(instance("i-9", token="p-0-k"))], terminate_instances={}
+    )
+    cloud.answers["run_instances"] = CallUnanswered("timed out")
+    clouds = provider()
+    assert [clouds.stop(order(token=f"p-{number}-k")) for number in range(1, 50)] == [[]] * 49
+    assert len(cloud.of("describe_instances")) == 1
+    with pytest.raises(CallUnanswered):
+        clouds.start(order())
+    cloud.answers["describe_instances"].append(listed(instance("i-9", "terminated", token="p-0-k")))
+    assert [one.machine for one in clouds.stop(order())] == ["i-9"]  # of a list that began after the call
+    assert cloud.of("terminate_instances") == [{"InstanceIds": ["i-9"]}]
 
 
 def test_a_stop_of_what_ec2_does_not_know_is_done_and_of_one_stray_leaves_the_others(monkeypatch):

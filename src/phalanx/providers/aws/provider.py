@@ -46,6 +46,7 @@ from phalanx.providers.aws.pool_terms import (
 from phalanx.providers.aws.rights import check_rights, least_policy
 from phalanx.providers.clouds.offers import SPOT, MachineShape, node_shape, parse_zone_offer
 from phalanx.providers.clouds.rented_nodes import join_of, owner_of, rented_template, require_listening
+from phalanx.providers.clouds.shared_list import SharedList
 from phalanx.providers.clouds.start_script import start_script
 
 NAME: Final = "aws"
@@ -73,6 +74,9 @@ class AwsProvider:
 
     head: EngineContext
     _seen: dict[str, NodeOrder] = field(default_factory=dict)
+    _called_s: dict[str, float] = field(default_factory=dict)  # when each order was last to be started, by this head
+    _opened_s: float = field(default_factory=time.monotonic)
+    _lists: SharedList[dict[str, Any]] = field(default_factory=SharedList)
 
     def offer(self, terms: PoolTerms) -> NodeTemplate:
         """Ask EC2 for the types and zones, and whether the first offer could be started; nothing is started.
@@ -118,7 +122,7 @@ class AwsProvider:
         terms = parse_terms(order.settings)
         request = self._request(order, terms)
         try:
-            found = ec2.call(terms.account, "run_instances", **request)["Instances"]
+            found = self._run(terms.account, order, request)
         except ec2.Ec2Error as error:
             if error.code != "IdempotentParameterMismatch":
                 raise
@@ -141,11 +145,16 @@ class AwsProvider:
         account = parse_account(order.settings)
         if order.machine:
             return self._terminate(account, [order.machine])
-        tags = {"tag:phalanx-owner": [self._owner], "tag:phalanx-token": [order.token]}
-        found = {one["InstanceId"] for one in _instances(account, tags)}
+        owned = self._lists.get(
+            account,
+            lambda: _instances(account, {"tag:phalanx-owner": [self._owner]}),
+            begun_after_s=self._called_s.get(order.token, self._opened_s),
+        )
+        found = {one["InstanceId"] for one in owned if _tags(one).get("phalanx-token") == order.token}
         found |= {order.known_machine} - {""}  # a list may lag behind
         stopped = self._terminate(account, sorted(found)) if found else []
         self._seen.pop(order.token, None)
+        self._called_s.pop(order.token, None)
         return stopped
 
     def observe(self) -> Sequence[LostNode]:
@@ -160,7 +169,7 @@ class AwsProvider:
         """
         found = []
         for one in _instances(parse_account(settings), {"tag:phalanx-owner": [self._owner]}):
-            tags = {tag["Key"]: tag["Value"] for tag in one.get("Tags", [])}
+            tags = _tags(one)
             found.append(
                 ListedMachine(
                     machine=one["InstanceId"],
@@ -194,6 +203,14 @@ class AwsProvider:
             except OSError as error:
                 _log.error("instances in %s run until they end themselves: %s", account.region, error)
         return ended
+
+    def _run(self, account: AccountTerms, order: NodeOrder, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Start the instance, and note until when that call could still start one."""
+        try:
+            found: list[dict[str, Any]] = ec2.call(account, "run_instances", **request)["Instances"]
+        finally:
+            self._called_s[order.token] = time.monotonic()
+        return found
 
     @property
     def _owner(self) -> str:
@@ -338,6 +355,10 @@ def _instances(account: AccountTerms, filters: Mapping[str, list[str]]) -> list[
     listed.append({"Name": "instance-state-name", "Values": _STATES})
     found = ec2.pages(account, "describe_instances", "Reservations", Filters=listed)
     return [instance for reservation in found for instance in reservation["Instances"]]
+
+
+def _tags(instance: Mapping[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in instance.get("Tags", [])}
 
 
 def _ended_s(instance: Mapping[str, Any]) -> float:
