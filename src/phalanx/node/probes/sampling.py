@@ -33,6 +33,8 @@ BUSY_S: Final = 1.0
 IDLE_S: Final = 5.0
 _SMALL_S: Final = 2.0  # a fleet that renews as often as this is small enough for a sample of every node each second
 _SOON_S: Final = 0.25  # at least, between two reports at the end of attempts: short jobs may end many times a second
+# Between two samples, however many attempts begin and end: GPUs update their counters every 20 to 100 ms (Yang et al., SC 2024, arXiv:2312.02741).
+APART_S: Final = 0.1
 _ASK_S: Final = 3.0
 _READINGS_MAX: Final = 4096  # of energy that wait for a head that does not answer; 256 attempts on 8 devices
 _READINGS_SENT_MAX: Final = 1024  # of those, in one request: 0.3 MB; the head takes at most 1 MiB
@@ -91,6 +93,7 @@ class Sampler:
         self._tenants = tenants_by_device
         self._ended = ended
         self._wake = threading.Event()
+        self._hurry = threading.Event()  # a thread waits for a fresh sample
         self._fresh = threading.Condition()
         self._asked = 0  # number of requests for a fresh sample
         self._answered = 0  # number of those made before the newest sample began
@@ -107,11 +110,12 @@ class Sampler:
             self._asked += 1
             asked = self._asked
             self._wake.set()
+            self._hurry.set()
             self._fresh.wait_for(lambda: self._answered >= asked or self._ended.is_set(), timeout_s)
             return self._latest
 
     def sample_now(self, *, send: bool = False) -> None:
-        """Take a sample soon, so that the energy is read at this moment; does not wait.
+        """Take a sample within `APART_S`, so that the energy is read at about this moment; does not wait.
 
         Args:
             send: report it at once too, so that it is not lost if this supervisor dies.
@@ -125,15 +129,16 @@ class Sampler:
         """Run until the supervisor ends."""
         sampled_s, send_soon = -IDLE_S, False
         while not self._ended.is_set():
+            self._hurry.wait(max(0.0, sampled_s + APART_S - time.monotonic()))
+            self._hurry.clear()
             with self._fresh:
                 asked, send_soon = self._asked, send_soon or self._send_soon
                 self._send_soon = False
                 self._wake.clear()
             jobs = self._busy()
             if not (jobs or send_soon) and asked == self._answered and time.monotonic() - sampled_s < IDLE_S:
-                self._wake.wait(
-                    max(0.0, IDLE_S - (time.monotonic() - sampled_s))
-                )  # each new member ends it: `sample_now`
+                # Each new member ends this wait, by `sample_now`.
+                self._wake.wait(max(0.0, IDLE_S - (time.monotonic() - sampled_s)))
                 continue
             sampled_s = time.monotonic()
             try:
