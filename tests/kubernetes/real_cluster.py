@@ -22,6 +22,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
@@ -76,6 +77,8 @@ class RealCluster:
     _etcd_port: int = 0
     _tokens: dict[str, str] = field(default_factory=dict)
     _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    # PR_SET_PDEATHSIG is about the thread that forked: what a short thread started could die with it.
+    _starter: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "real-cluster"))
 
     def __enter__(self) -> Self:
         self.folder = tempfile.mkdtemp(prefix="run-", dir=TOOLS)  # hosts of a lab see it, unlike /tmp
@@ -102,6 +105,7 @@ class RealCluster:
     ) -> None:
         for name in [*(one for one in self._running if one.startswith("node-")), *reversed(list(self._running))]:
             self._kill(name)
+        self._starter.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
@@ -322,7 +326,11 @@ class RealCluster:
         with open(os.path.join(self.folder, f"{name}.log"), "ab") as log:
             command = ["setpriv", "--pdeathsig", "KILL", "--", *self._on(host, argv)]
             nothing = subprocess.DEVNULL
-            self._running[name] = subprocess.Popen(command, stdin=nothing, stdout=log, stderr=log, cwd=ROOT)
+
+            def begin() -> subprocess.Popen[bytes]:
+                return subprocess.Popen(command, stdin=nothing, stdout=log, stderr=log, cwd=ROOT)
+
+            self._running[name] = self._starter.submit(begin).result()
 
     def _kill(self, name: str) -> None:
         process = self._running.pop(name, None)
