@@ -25,6 +25,7 @@ from phalanx.core.work.attempt import (
 from phalanx.engines.slurm import commands, engine, submissions
 from phalanx.engines.slurm.engine import SlurmEngine
 from phalanx.engines.slurm.engine_type import SlurmEngineType
+from phalanx.engines.slurm.options import OPTIONS
 from phalanx.engines.slurm.parse import SlurmJob
 from phalanx.engines.slurm.sbatch_request import SlurmSettings
 from phalanx.engines.slurm.submissions import SlurmSubmission, SubmissionPhase
@@ -187,11 +188,13 @@ def test_nodes_and_attempts_of_another_engine_are_none_of_slurms(played):
 
 def test_slurm_is_asked_for_what_is_new_and_not_when_a_head_starts_again(played, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    before = {"partition": "lab", "account": "", "qos": ""}
+    older = {"partition": "lab", "account": "", "qos": ""}
+    before = {**{option.name: "" for option in OPTIONS}, **older}
     setup = HeadSetup(listens=True, listened_before=True, shares_store=False, virtual="")
     played.silent = True
     assert SlurmEngineType().check({}, before, setup) == before
     assert SlurmEngineType().check({"partition": "lab"}, before, setup) == before
+    assert SlurmEngineType().check({}, older, setup) == before, "a head before had fewer options"
     for changed, known, now in (
         ({"partition": "long"}, before, setup),
         ({}, before, replace(setup, listens=False)),

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from functools import cache
+from typing import Final
 
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.engines.slurm import commands, render
@@ -17,6 +18,8 @@ from phalanx.engines.slurm.resident_jobs import ResidentJobs
 from phalanx.engines.slurm.resident_options import resident_pools, resident_time
 from phalanx.engines.slurm.sbatch_request import SlurmSettings
 from phalanx.ports.engine import EngineContext, HeadSetup
+
+_CHECKED: Final = ("partition", "account", "qos")  # what Slurm itself knows
 
 
 def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None, setup: HeadSetup) -> None:
@@ -37,7 +40,8 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
             hint=f"one {patterns[0]} for all jobs, or --{RESIDENT} none",
         )
     commands.check_installed()
-    if previous != options or setup.listened_before != setup.listens:
+    changed = previous is None or any(previous.get(name) != options[name] for name in _CHECKED)
+    if changed or setup.listened_before != setup.listens:
         _check_partition(options["partition"])
         _check_account(options)
         _check_head_reachable(listens=setup.listens)
@@ -113,7 +117,7 @@ def _check_account(options: Mapping[str, str]) -> None:
     Raises:
         BadRequest: Slurm does not accept them.
     """
-    given = {name: options[name] for name in ("partition", "account", "qos")}
+    given = {name: options[name] for name in _CHECKED}
     words = [f"--{name}={value}" for name, value in given.items() if value and "{" not in value]
     reply = commands.run(("sbatch", "--test-only", "--chdir=/", *words, "--wrap=true"))
     if reply.code != 0 and any(word in reply.why.lower() for word in ("account", "qos", "association")):
