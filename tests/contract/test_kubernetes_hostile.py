@@ -385,7 +385,7 @@ STATES = {
     "no node has room": (
         unschedulable,
         F.CONTENDED,
-        "did not place the pods for pod-0, pod-1 within 15 s: 0/9 nodes are available",
+        "did not place the pods for pod-0, pod-1 within 10s: 0/9 nodes are available",
     ),
     "no scheduler has that name": (no_scheduler, F.CONTENDED, "no scheduler has answered"),
     "a pod is preempted by another": (
