@@ -1,4 +1,4 @@
-"""Kills, freezes and changes (200 in `make prove`) among 1, 2, 3, 4 and 6 ranks: every sample once an epoch, in one global order, with the losses of one process."""
+"""Kills, freezes and changes (four times 50 in `make prove`) among 1, 2, 3, 4 and 6 ranks: every sample once an epoch, in one global order, with the losses of one process."""
 
 import glob
 import json
@@ -12,7 +12,8 @@ import phalanx.torch
 from tests.effort import size
 
 ROOT = Path(__file__).parents[2]
-DISTURBANCES = size(40, 200)
+DISTURBANCES = size(40, 50)
+RUNS = size(1, 4)
 
 pytestmark = [pytest.mark.serial, pytest.mark.torch, pytest.mark.timeout(900)]
 
@@ -34,8 +35,9 @@ def losses_alone(batches):
     return losses
 
 
-def test_every_sample_once_an_epoch_in_one_order_with_the_same_losses(tmp_path):
-    words = [sys.executable, "-m", "tests.torch.elastic_training", str(tmp_path), "1", str(DISTURBANCES)]
+@pytest.mark.parametrize("drawn_by", range(1, RUNS + 1))
+def test_every_sample_once_an_epoch_in_one_order_with_the_same_losses(tmp_path, drawn_by):
+    words = [sys.executable, "-m", "tests.torch.elastic_training", str(tmp_path), str(drawn_by), str(DISTURBANCES)]
     said = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=800, check=False)
     assert said.returncode == 0, said.stderr[-3000:]
     counts = json.loads(said.stdout.splitlines()[-1])
