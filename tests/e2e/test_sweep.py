@@ -69,15 +69,16 @@ def test_sweep_of_twenty_with_a_killed_command_and_a_preempted_trial(tmp_path):
         begun = phalanx(*words, "--", sys.executable, "train.py")
         wait_until(lambda: len(head.jobs().jobs) >= 8, "the sweep is on its way")
         begun.send_signal(signal.SIGKILL)
+        # The next command may judge these late, at a rung that they passed meanwhile.
+        before = {job.id for job in head.jobs(limit=100).jobs}
         first = begun.communicate()[0]
         again = phalanx("--resume", "s", "--json")
 
         def long_runner():
             live = head.jobs(state=["running"]).jobs
-            late = (
-                job for job in live if job.progress and 30 < job.progress.step < 46
-            )  # past the last rung: not stopped
-            return next(late, None)
+            later = [job for job in live if job.id not in before]
+            past = (job for job in later if job.progress and 36 < job.progress.step < 50)  # the last rung: not stopped
+            return next(past, None)
 
         preempted = wait_until(long_runner, "a trial that goes on")
         head.requeue(preempted.id)
