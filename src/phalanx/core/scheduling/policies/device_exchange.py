@@ -18,7 +18,7 @@ from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.policies.victim_selector import Eviction
 
 JOBS_TRIED_MAX: Final = 256  # jobs tried in one round; the next round goes on after them
-LOOK_AGAIN_S: Final = 300.0  # after a search in which no exchange paid
+LOOK_AGAIN_S: Final = 300.0  # after a search in which no exchange paid, and no job's least stay is known
 HOLDERS_MAX: Final = 256  # jobs on the faster model that are compared for one exchange
 
 
@@ -75,7 +75,11 @@ class DeviceExchange:
             self._fruitless = state
             ready = [self.move_times.from_s(entry) for entry in self.board.uneven_speeds.values()]
             # Expected rests grow with age, so that an exchange may pay later without any change.
-            self._look_again_s = min((at_s for at_s in ready if at_s > now_s), default=now_s + LOOK_AGAIN_S)
+            self._look_again_s = min((at_s for at_s in ready if at_s > now_s), default=now_s + self._look_again_in_s())
+
+    def _look_again_in_s(self) -> float:
+        stays = [self.move_times.least_stay_s(entry) for entry in self.board.uneven_speeds.values()]
+        return min(stays, default=LOOK_AGAIN_S)
 
     def _gaining(self, now_s: float) -> list[JobEntry]:
         """The jobs that would run faster elsewhere and may move, the largest gain per GPU first."""
