@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.core.ids import ProjectId, QueueId, ServiceId, UserId
+from phalanx.core.work.services.service import ServiceState
 from phalanx.gateway.fair_queue import PRIORITY_MAX, FairQueue, QueueTerms, WaitingRoomFull
+from phalanx.gateway.routing import RoutedReplica
+from phalanx.gateway.services import RoutedService
+from phalanx.wire.api.services import ServiceView
 
 LONE = QueueTerms(project="nlp")
 
@@ -126,3 +131,35 @@ def test_requests_that_left_take_no_memory():
     for number in range(5000):
         queue.leave(queue.enter(QueueTerms(f"p{number % 7}"), float(number)))
     assert sum(len(line.heap) for line in queue._lines.values()) <= 300
+
+
+def test_places_that_are_freed_at_once_call_one_request_each():
+    """A called request counts at its replica only once its task runs; until then the place is taken all the same."""
+    view = ServiceView(
+        name=ServiceId("chat"),
+        state=ServiceState.READY,
+        user=UserId("ann"),
+        project=ProjectId("nlp"),
+        queue=QueueId("q"),
+        created_s=1.0,
+        revision=1,
+        served_revision=1,
+        replicas="1",
+        desired=1,
+        ready=1,
+    )
+    service = RoutedService(view, replica_limit=8, waiting_max=100)
+    service.replicas["1"] = RoutedReplica(slot=0, job_id="1", url="http://one", limit=8)
+    requests = [service.choose(b"", 10) for _ in range(8)]
+    waiting = [service.waiting.enter(LONE, float(number)) for number in range(20)]
+    for found in requests:
+        assert found is not None
+        service.done(*found)
+    assert [one.called.is_set() for one in waiting] == [True] * 8 + [False] * 12
+    assert service.waiting.coming == 8
+    for one in waiting[:3]:
+        service.waiting.leave(one)  # two come to their replica, one has given up
+    assert service.choose(b"", 10) is not None
+    assert service.choose(b"", 10) is not None
+    service.call_waiting()
+    assert [one.called.is_set() for one in waiting] == [True] * 9 + [False] * 11

@@ -33,12 +33,13 @@ class QueueTerms:
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
-    """One request that waits. `called` is set once a replica can take it. `number`: in its project; -1 for one that goes first."""
+    """One request that waits. `called` is set once a replica can take it; `coming`: and it has not left since. `number`: in its project; -1 for one that goes first."""
 
     terms: QueueTerms
     number: int
     called: asyncio.Event = field(default_factory=asyncio.Event)
     waits: bool = True
+    coming: bool = False
 
 
 @dataclass(slots=True)
@@ -51,10 +52,11 @@ class _ProjectLine:
 
 
 class FairQueue:
-    """See the module."""
+    """See the module. `coming`: requests that were called and have not left yet, each on its way to a replica."""
 
     def __init__(self, size_max: int) -> None:
         self.size_max = size_max
+        self.coming = 0
         self._lines: dict[str, _ProjectLine] = {}
         self._finished: dict[str, float] = {}  # virtual time at which the last request of a project ends
         self._first: deque[WaitingRequest] = deque()  # those that were called before
@@ -98,7 +100,10 @@ class FairQueue:
         return max(0, min(self._waiting - 1, round(own * weights / line.weight)))
 
     def leave(self, request: WaitingRequest) -> None:
-        """Forget a request that does not wait any longer. Idempotent."""
+        """Forget a request that does not wait any longer, or that was called and has come. Idempotent."""
+        if request.coming:
+            request.coming = False
+            self.coming -= 1
         if not request.waits:
             return
         request.waits = False
@@ -116,8 +121,9 @@ class FairQueue:
             request = self._next()
             if request is None:
                 return
-            request.waits = False
+            request.waits, request.coming = False, True
             self._waiting -= 1
+            self.coming += 1
             request.called.set()
 
     def _next(self) -> WaitingRequest | None:

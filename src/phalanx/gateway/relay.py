@@ -534,8 +534,11 @@ class _Line:
                     service.call_waiting()  # a replica may be avoided no longer, while no list comes from the head
                     if self._stream and not waiting.called.is_set():
                         await self._comment(service, service.waiting.before(waiting))
-        finally:
+        except BaseException:
             service.waiting.leave(waiting)
+            service.call_waiting()  # its place, if it was called, is the next one's
+            raise
+        service.waiting.leave(waiting)  # and it chooses at once
 
     async def _comment(self, service: RoutedService, before: int) -> None:
         if self._held is None:

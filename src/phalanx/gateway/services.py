@@ -119,10 +119,13 @@ class RoutedService:
         replica.avoided_until_s = self._clock() + AVOIDED_S
 
     def call_waiting(self) -> None:
-        """Call as many waiting requests as the replicas can take now."""
+        """Call as many waiting requests as the replicas can take now, beside those that were called and are not there yet.
+
+        Those that come too late go before all others: if too many were called, a project's flood would keep the others waiting.
+        """
         now_s = self._clock()
         usable = (one for one in self.replicas.values() if one.avoided_until_s <= now_s)
-        self.waiting.call(sum(max(0, one.limit - one.in_flight) for one in usable))
+        self.waiting.call(sum(max(0, one.limit - one.in_flight) for one in usable) - self.waiting.coming)
 
 
 class ServiceTable:
