@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.fleet.device import Device
-from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine, NodeTemplate
+from phalanx.core.fleet.node_pool import ChargedMachine, NodeTemplate
 from phalanx.core.ids import NodeId
 from phalanx.core.units import format_duration
 from phalanx.engines.kubernetes import inventory, render
@@ -34,10 +35,10 @@ from phalanx.engines.kubernetes.pod_template import CONTAINER, with_template
 from phalanx.engines.kubernetes.render import Manifest, PodSettings
 from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
 from phalanx.engines.kubernetes.watch import ObjectWatch
+from phalanx.engines.resident_nodes import EngineProvider, ToldNode
 from phalanx.engines.resident_option import GPUS_MAX
 from phalanx.ports.provider import (
     CallUnanswered,
-    CloudRights,
     EndedOrder,
     LeavingNode,
     LostNode,
@@ -72,22 +73,20 @@ _log = logging.getLogger("phalanx.engines.kubernetes")
 
 
 @dataclass(slots=True)
-class ResidentPod:
-    """An order and its pod. `created_s`: monotonic seconds; `seen`: the API server has listed the pod; `reported`: it is lost or leaves; `silent_s`: since
-    when its node is not ready (monotonic), None while it is.
+class ResidentPod(ToldNode):
+    """An order and its pod. `created_s`: monotonic seconds; `seen`: the API server has listed the pod; `silent_s`: since when its node is not ready
+    (monotonic), None while it is.
     """
 
     order: NodeOrder
     name: str
     created_s: float
     seen: bool = False
-    reported: bool = False
-    lost: bool = False
     silent_s: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
-class ResidentPods:
+class ResidentPods(EngineProvider):
     """The provider of one head.
 
     Args:
@@ -225,25 +224,10 @@ class ResidentPods:
             node = None if pod is None else nodes.get(pod.node)
             silent_s = now_s if held.silent_s is None else held.silent_s
             held.silent_s = silent_s if node is not None and node.not_ready else None
-            event = judge(held, pod, node, self.settings, now_s, said=lambda name=held.name: self._said(name))  # type: ignore[misc]
-            if event is not None and not (held.lost or (held.reported and isinstance(event, LeavingNode))):
-                held.reported, held.lost = True, isinstance(event, LostNode)
+            event = judge(held, pod, node, self.settings, now_s, said=partial(self._said, held.name))
+            if event is not None and held.is_news(event):
                 found.append(event)
         return found
-
-    def machines(self, settings: Mapping[str, str]) -> Sequence[ListedMachine]:
-        """Return nothing: `open` and `observe` delete pods without an order."""
-        del settings
-        return ()
-
-    def check(self, settings: Mapping[str, str]) -> CloudRights:
-        """Refuse: the engine checks its rights when the head starts.
-
-        Raises:
-            BadRequest: always.
-        """
-        del settings
-        raise BadRequest("the rights of this provider are those of the engine, which checks them when the head starts")
 
     def close(self, *, keep_nodes: bool) -> Sequence[EndedOrder]:
         """Stop following; unless `keep_nodes`, delete the pods and their Secrets."""
@@ -312,7 +296,7 @@ class ResidentPods:
         pod = next((one for one in self._pods.current().values() if one.name == name), None)
         if pod is None or (pod.ended and pod.exit_code is not None) or not pod.node:
             return True
-        return held is not None and held.reported and pod.deleting and self._is_abandoned(pod)
+        return held is not None and held.told and pod.deleting and self._is_abandoned(pod)
 
     def _is_abandoned(self, pod: PodState) -> bool:
         """Whether no kubelet will end the pod: its node is gone or silent for long."""

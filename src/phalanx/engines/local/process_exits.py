@@ -11,9 +11,7 @@ from typing import Final
 
 from phalanx.node.processes.proctable import ProcessIdentity, alive
 
-RETRY_S: Final = (
-    0.05  # between two looks at a process without a pidfd, as when the descriptors of this process are used up
-)
+RETRY_S: Final = 0.05  # between two looks at a process without a pidfd, as when this process has no descriptor left
 
 
 class ProcessExits:

@@ -18,15 +18,16 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest, PhalanxError, TryLater
 from phalanx.core.fleet.device import Device
-from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine, NodeTemplate
+from phalanx.core.fleet.node_pool import ChargedMachine, NodeTemplate
 from phalanx.core.ids import NodeId
 from phalanx.core.units import format_duration
+from phalanx.engines.resident_nodes import EngineProvider, ToldNode
 from phalanx.engines.resident_option import GPUS_MAX
 from phalanx.engines.slurm import commands, parse, render
 from phalanx.engines.slurm.options import ENGINE_NAME
 from phalanx.engines.slurm.parse import ResidentRow, SlurmNode
 from phalanx.engines.slurm.sbatch_request import SlurmSettings, is_unreachable
-from phalanx.ports.provider import CallUnanswered, CloudRights, EndedOrder, LeavingNode, LostNode, NodeOrder, PoolTerms
+from phalanx.ports.provider import CallUnanswered, EndedOrder, LeavingNode, LostNode, NodeOrder, PoolTerms
 from phalanx.wire.resident import RESIDENT_VARIABLE, ResidentAssignment, encode_resident
 
 COMMAND: Final = ("-P", "-m", "phalanx.app.resident_supervisor")
@@ -52,19 +53,17 @@ class ResidentShare:
 
 
 @dataclass(slots=True)
-class ResidentJob:
-    """An order and its Slurm job. `since_s`: monotonic seconds of the submit; `seen`: squeue listed it; `reported`, `lost`: what was reported."""
+class ResidentJob(ToldNode):
+    """An order and its Slurm job. `since_s`: monotonic seconds of the submit; `seen`: squeue listed it."""
 
     order: NodeOrder
     comment: str
     since_s: float
     seen: bool = False
-    reported: bool = False
-    lost: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
-class ResidentJobs:
+class ResidentJobs(EngineProvider):
     """The provider of one head.
 
     Args:
@@ -175,24 +174,9 @@ class ResidentJobs:
             row = rows.get(held.comment)
             held.seen = held.seen or row is not None
             event = judge(held, row, now_s)
-            if event is not None and not (held.lost or (held.reported and isinstance(event, LeavingNode))):
-                held.reported, held.lost = True, isinstance(event, LostNode)
+            if event is not None and held.is_news(event):
                 found.append(event)
         return found
-
-    def machines(self, settings: Mapping[str, str]) -> Sequence[ListedMachine]:
-        """Return nothing: jobs without an order are cancelled as soon as they are seen."""
-        del settings
-        return ()
-
-    def check(self, settings: Mapping[str, str]) -> CloudRights:
-        """Refuse: the engine checks Slurm when the head starts.
-
-        Raises:
-            BadRequest: always.
-        """
-        del settings
-        raise BadRequest("the rights of this provider are those of the engine, which checks them when the head starts")
 
     def close(self, *, keep_nodes: bool) -> Sequence[EndedOrder]:
         """Stop following; unless `keep_nodes`, cancel all resident jobs."""

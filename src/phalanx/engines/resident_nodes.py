@@ -1,0 +1,46 @@
+"""What the providers of resident nodes have in common, whatever the engine keeps them in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.fleet.node_pool import ListedMachine
+from phalanx.ports.provider import CloudRights, LeavingNode, LostNode
+
+
+@dataclass(slots=True, kw_only=True)
+class ToldNode:
+    """What was reported of a node: `told` anything, `lost` its loss, after which nothing is."""
+
+    told: bool = False
+    lost: bool = False
+
+    def is_news(self, event: LostNode | LeavingNode) -> bool:
+        """Whether an event is to be reported: a loss once, and that the node leaves once before. It counts as reported then."""
+        lost = isinstance(event, LostNode)
+        if self.lost or (self.told and not lost):
+            return False
+        self.told, self.lost = True, lost
+        return True
+
+
+class EngineProvider:
+    """A provider whose nodes the engine itself finds and checks. Extend it."""
+
+    __slots__ = ()
+
+    def machines(self, settings: Mapping[str, str]) -> Sequence[ListedMachine]:
+        """Return nothing: what runs without an order is ended as soon as it is seen."""
+        del settings
+        return ()
+
+    def check(self, settings: Mapping[str, str]) -> CloudRights:
+        """Refuse: the engine checks its rights when the head starts.
+
+        Raises:
+            BadRequest: always.
+        """
+        del settings
+        raise BadRequest("the rights of this provider are those of the engine, which checks them when the head starts")
