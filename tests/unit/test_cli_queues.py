@@ -197,13 +197,13 @@ def test_one_queue_is_shown_with_all_below_and_its_limits():
 def test_changes_are_told_one_a_line():
     change = QueueChange(
         id="nlp",
-        before={"quota_gpus": None, "lend_gpus": 4, "budget_period_s": 86400.0},
-        after={"quota_gpus": 16, "lend_gpus": None, "budget_period_s": 7200.0},
+        before={"quota_gpus": None, "lend_gpus": 4, "budget_period_s": 86400.0, "min_stay_s": None},
+        after={"quota_gpus": 16, "lend_gpus": None, "budget_period_s": 7200.0, "min_stay_s": 120.0},
     )
     told = QueuesApplied(added=["vision"], changed=[change], removed=["old"], unchanged=3)
     assert list(change_lines(told, dry_run=False)) == [
         "+ vision",
-        "~ nlp: quota none -> 16, lend 4 -> all, budget period 1d -> 2h",
+        "~ nlp: quota none -> 16, lend 4 -> all, budget period 1d -> 2h, least time between moves as above -> 2m00s",
         "- old",
         "1 added, 1 changed, 1 removed, 3 unchanged",
     ]

@@ -157,7 +157,7 @@ class RenewalServer:
         self._inbox = bytearray()
         self._decoder = msgspec.msgpack.Decoder(RenewalCommand)
         self._requests = msgspec.json.Decoder(LeaseRequest)
-        self._answers: queue.SimpleQueue[tuple[int, bytes, bool]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[int, int, bytes, bool]] = queue.SimpleQueue()
         self._answered = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._workers = concurrent.futures.ThreadPoolExecutor(_FORWARDERS, "forward")
         self._kept = threading.local()
@@ -309,7 +309,7 @@ class RenewalServer:
         except (OSError, http.client.HTTPException, ValueError):
             answer, accepted = _UNAVAILABLE % (len(_BODY_UNAVAILABLE), _BODY_UNAVAILABLE), False
             self._kept.api = None
-        self._answers.put((file, number, answer, accepted))  # type: ignore[arg-type]
+        self._answers.put((file, number, answer, accepted))
         os.eventfd_write(self._answered, 1)
 
     def _ask(self, headers: bytes, body: bytes, number: int) -> tuple[bytes, bool]:
@@ -345,7 +345,7 @@ class RenewalServer:
             os.eventfd_read(self._answered)
         while True:
             try:
-                file, number, answer, accepted = self._answers.get_nowait()  # type: ignore[misc]
+                file, number, answer, accepted = self._answers.get_nowait()
             except queue.Empty:
                 return
             peer = self._peers.get(file)

@@ -56,7 +56,7 @@ RETRY_WAIT_S: Final = 0.5  # before retrying observations after a refused commit
 ERROR_WAIT_S: Final = 1.0  # after a step that raised: a persistent error must not fill the log
 COLLECT_EVERY: Final = 50_000  # new objects between garbage collections; the largest steps create about as many
 IDLE_STEP_S: Final = (
-    1.0  # longest time between two steps of a head with engines; they wake it when they observe something
+    1.0  # longest time between two steps of a head with engines, which wake it when they observe something
 )
 DISKS_EVERY_S: Final = 1.0  # between two looks at the samples of nodes with a full disk; as often as samples arrive
 AWAITED_EVERY_S: Final = (

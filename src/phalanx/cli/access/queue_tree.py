@@ -242,4 +242,6 @@ def _format_value(name: str, value: object) -> str:
         )
     if name == "budget_period_s" and isinstance(value, (int, float)):
         return format_budget(0, value).rpartition(" ")[2]
+    if name == "min_stay_s" and isinstance(value, (int, float)):
+        return format_duration(value)
     return f"{value:g}" if isinstance(value, float) else str(value)

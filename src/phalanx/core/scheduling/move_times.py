@@ -7,7 +7,8 @@ head, sets a least time between two moves has that one. Without it the time foll
   waiting job need not wait for it; after a move it stays `STAYS_PER_RESTART` times as long, so that it loses at most a sixth of its time.
 - Any other job stays that long after its start too.
 
-A job is never moved while it would lose more than `LOSS_MAX_S` of work: then only a stop by value, which weighs the loss, or by right.
+To make room, and to faster GPUs, no job is moved while it would lose more than `LOSS_MAX_S` of work: then only what weighs the loss displaces it, a
+stop by value or the way home from rented nodes, or a right.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ from typing import Final
 from phalanx.core.scheduling.board_records import JobEntry
 
 STAYS_PER_RESTART: Final = 5.0
-GROW_PER_MOVE: Final = (
-    2.0  # an elastic job grows so much later than it may move: one that shrank does not grow back at once
-)
+GROW_PER_MOVE: Final = 2.0  # of an elastic job: one that shrank does not grow back at once
 LOSS_MAX_S: Final = 1800.0  # as long as the guaranteed run of the default policy, whose loss a stop may cost too
 _INFINITE: Final = float("inf")
 

@@ -68,7 +68,7 @@ class Policy(BoardListener):
 
     def movable_from_s(self, entry: JobEntry) -> float:
         """The time from which the scheduler itself may move the running job."""
-        return entry.placed_s + MoveTimes(self.board.restart_cost_s).least_stay_s(entry)
+        return MoveTimes(self.board.restart_cost_s).from_s(entry)
 
     def later_moves(self, entry: JobEntry, now_s: float) -> list[tuple[JobEntry, float]]:
         """The moves that would make room for the waiting job and are not due yet: each job, and when it may move. Empty if moves make no room."""
