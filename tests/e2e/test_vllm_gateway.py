@@ -96,7 +96,7 @@ def test_openais_client_streams(replicas):
 
 
 def test_a_prompt_goes_where_its_beginning_was_read(replicas):
-    """The second turn of each conversation is faster where its first was read; round robin reads half of them again."""
+    """The second turn of each conversation finds its first in the cache of its replica; elsewhere it is read again."""
 
     async def turns(rig, turn_url):
         times = []
@@ -109,16 +109,21 @@ def test_a_prompt_goes_where_its_beginning_was_read(replicas):
     async def inside():
         async with gateway_rig() as rig:
             await list_replicas(rig, replicas)
+            cached = [await cached_tokens(rig, replicas)]
             routed = await turns(rig, lambda _number: rig.url)
+            cached.append(await cached_tokens(rig, replicas))
             direct = [f"http://127.0.0.1:{port}" for port, _ in replicas]
             for url in direct:
                 await (await rig.session.post(url + "/reset_prefix_cache")).read()
             apart = await turns(rig, lambda number: direct[number % 2])
-            return routed, apart
+            cached.append(await cached_tokens(rig, replicas))
+            return routed, apart, cached
 
-    routed, apart = asyncio.run(inside())
+    routed, apart, (before, between, after) = asyncio.run(inside())
     print("seconds to the first token of second turns:", "routed", routed, "elsewhere", apart)
-    assert sum(routed) < sum(apart)
+    print("tokens found in caches:", "routed", between - before, "elsewhere", after - between)
+    assert between - before > 4 * 200, "four first turns of more than 200 tokens"
+    assert after - between < (between - before) / 4
 
 
 class CutConnections:
@@ -235,8 +240,16 @@ def test_kill_9_of_a_replica_under_its_streams_costs_no_stream(replicas):
     assert 'phalanx_gateway_continued_total{how="tokens"' in metrics
 
 
+async def cached_tokens(rig, replicas):
+    return sum([await counted(rig, port, "prefix_cache_hits_total") for port, _ in replicas])
+
+
 async def generated(rig, port):
+    return await counted(rig, port, "generation_tokens_total")
+
+
+async def counted(rig, port, name):
     async with rig.session.get(f"http://127.0.0.1:{port}/metrics") as answer:
         text = await answer.text()
-    line = next(one for one in text.splitlines() if one.startswith("vllm:generation_tokens_total"))
+    line = next(one for one in text.splitlines() if one.startswith(f"vllm:{name}"))
     return float(line.rpartition(" ")[2])
