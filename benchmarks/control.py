@@ -76,7 +76,7 @@ def _true_jobs(runs: int) -> Figure:
         for run in range(runs):
             began = time.monotonic()
             submit_load(head, TRUE_JOBS, 16, run_line="true", gpus=1)
-            wait_until(lambda: succeeded_jobs(head) >= TRUE_JOBS * (run + 1), "all jobs ended", every_s=0.02)
+            wait_until(lambda: succeeded_jobs(head) >= TRUE_JOBS * (run + 1), "all jobs ended", every_s=0.1)
             rates.append(TRUE_JOBS / (time.monotonic() - began))
             print_progress(f"jobs of one `true`, run {run + 1}: {rates[-1]:,.0f} /s")
     return at_least(
