@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.core.fleet.node import ForeignUsage, Node
-from phalanx.core.fleet.node_pool import NodePool, PoolNode, priced_nodes
+from phalanx.core.fleet.node_pool import NodePool, PoolNode
 from phalanx.core.ids import JobId, NodeId, PoolId, QueueId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_builder import ClusterSnapshot, apply_foreign_usage, build_board
@@ -43,6 +43,7 @@ from phalanx.core.scheduling.outlook.explanations import (
 from phalanx.core.scheduling.pending_placements import PendingPlacements
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.quota import QuotaCharges
+from phalanx.core.scheduling.rented_nodes import RentedNodes
 from phalanx.core.scheduling.reservation_calendar import ReservationCalendar, reservation_query_of
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.scheduling.staging_targets import StagingTarget, StagingTargets
@@ -64,7 +65,6 @@ LEARNED_STATES: Final = (
     JobState.FAILED,
     JobState.TIMEOUT,
 )  # final states that count towards run time statistics
-KEPT_OFF_EVERY_S: Final = 10.0  # as often as the line is forecast
 INFINITE: Final = float("inf")
 DURATION_UNKNOWN: Final = -1.0
 COUNTED_SPEED_MIN: Final = (
@@ -140,10 +140,7 @@ class Scheduler:
         self._demand = NodeDemand()
         self._demand_s = -INFINITE
         self.order_rules: OrderRules[Scheduler] | None = None
-        self._rented: frozenset[NodeId] = frozenset()
-        self._rented_by_pool: tuple[tuple[NodePool, tuple[NodeId, ...]], ...] = ()
-        self._rented_bits = 0
-        self._kept_off_due_s = -INFINITE
+        self._rented = RentedNodes()
 
     # ---------------------------------------------------------------- updates
 
@@ -324,7 +321,7 @@ class Scheduler:
 
     def _send_home(self, snapshot: ClusterSnapshot, now_s: float) -> list[PlannedStop]:
         """Moves of jobs from nodes that cost money to free own ones."""
-        if self.order_rules is None or not self._rented:
+        if self.order_rules is None or not self._rented.used_last:
             return []
         why = self.order_rules.send_home(self, snapshot, now_s, self._wall_s)
         stops = self._apply_decisions(snapshot, self.board.take_decisions()) if why else []
@@ -440,19 +437,13 @@ class Scheduler:
 
     def _update_slow_nodes(self) -> None:
         self.board.last_choice_nodes = bitset_of(
-            number for number, node in enumerate(self.fleet_index.nodes) if node.last_choice or node.id in self._rented
+            number
+            for number, node in enumerate(self.fleet_index.nodes)
+            if node.last_choice or node.id in self._rented.used_last
         )
 
     def _update_rented(self, snapshot: ClusterSnapshot) -> None:
-        """Nodes that cost money are used last, if there are others with devices at all."""
-        priced = priced_nodes(snapshot.node_pools, snapshot.pool_nodes)
-        owned = any(node.devices and node.id not in priced for node in self.fleet_index.nodes)
-        self._rented = priced if owned else frozenset()
-        by_pool: dict[PoolId, list[NodeId]] = {}
-        for name in sorted(priced & self._seen_nodes.keys()):
-            by_pool.setdefault(snapshot.pool_nodes[name].pool, []).append(name)
-        self._rented_bits = self.fleet_index.bitset_of(priced)
-        self._rented_by_pool = tuple((snapshot.node_pools[pool], tuple(names)) for pool, names in by_pool.items())
+        self._rented.update(snapshot, self.fleet_index, self._seen_nodes)
         self._update_slow_nodes()
 
     def _update_data_nodes(self) -> None:
@@ -686,19 +677,16 @@ class Scheduler:
         rules = self.order_rules
         if rules is None:
             return 0
-        return self.fleet_index.bitset_of(
-            name for pool, names in self._rented_by_pool if rules.keeps_off(job, pool, self._queues) for name in names
-        )
+        return self._rented.kept_off(job, rules, self._queues, self.fleet_index)
 
     def _refresh_kept_off(self, snapshot: ClusterSnapshot, now_s: float) -> None:
         """Let waiting jobs use rented nodes, or not, by what is known of run times by now. Cost: one prediction for each, now and then."""
-        if self.order_rules is None or not self._rented_by_pool or now_s < self._kept_off_due_s:
+        if self.order_rules is None or not self._rented.check_is_due(now_s):
             return
-        self._kept_off_due_s = now_s + KEPT_OFF_EVERY_S
         for job_id, entry in list(self.entries.items()):
             if entry.started_s < 0.0:
                 job = snapshot.jobs[job_id]
-                rented = self._rented_bits & ~self.fleet_index.left_out_by(job.spec)
+                rented = self._rented.bits & ~self.fleet_index.left_out_by(job.spec)
                 if self.kept_off(job) & rented != entry.job_class.excluded & rented:
                     self._sync(snapshot, job_id, now_s)
                     self._wake_s = -INFINITE
