@@ -6,6 +6,7 @@ Each is a `benchmarks.cluster.BenchmarkCluster` whose head is on host h0. Its la
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import subprocess
@@ -80,7 +81,7 @@ class LabCluster(BenchmarkCluster):
 
     def connect(self) -> socket.socket:
         """Connect to loopback of h0."""
-        return self.lab.inside("h0", super().connect)
+        return self.lab.inside("h0", functools.partial(BenchmarkCluster.connect, self))
 
     def on_head_host(self, argv: list[str]) -> list[str]:
         """See `Cluster`."""

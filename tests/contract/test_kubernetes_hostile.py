@@ -43,6 +43,16 @@ def server(tmp_path_factory):
         yield made
 
 
+class CountedEngine(KubernetesEngine):
+    """Counts the looks of its thread."""
+
+    looks = 0
+
+    def _look(self):
+        super()._look()
+        self.looks += 1
+
+
 @dataclass
 class Scene:
     """One engine, and an attempt on two places of two GPUs."""
@@ -58,7 +68,7 @@ class Scene:
         )
         api = KubernetesApi(find_access("", {"KUBECONFIG": self.fake.kubeconfig}), retry_for_s=5.0)
         scope = ClusterScope(lists_nodes=False, places=2, gpus_per_place=2)
-        self.engine = KubernetesEngine(api=api, settings=settings, scope=scope, key_of=lambda *_: "the key")
+        self.engine = CountedEngine(api=api, settings=settings, scope=scope, key_of=lambda *_: "the key")
         self.engine.discover([], [])
         self.engine.open()
         self.until(lambda: len(self.of(NodeListed)) == 2, "both places are there")
@@ -101,6 +111,14 @@ class Scene:
     def seen(self, words):
         """Wait until the engine has seen the pod of rank 1 so."""
         self.until(lambda: words in repr(self.engine._pods.current().get(f"default/{self.names[1]}")), words)
+
+    def noted_gone(self):
+        """Wait until the engine has seen that rank 1 has no pod of ours, and noted when."""
+        mine = f"owner_tag={self.engine.settings.tag!r}"
+        key = f"default/{self.names[1]}"
+        self.until(lambda: mine not in repr(self.engine._pods.current().get(key)), "the engine has seen it")
+        whole = self.engine.looks + 2  # one may be under way
+        self.until(lambda: self.engine.looks >= whole, "it has noted when")
 
     def run(self):
         """Both supervisors have connected, and the ranks run."""
@@ -187,8 +205,7 @@ def deleted_unplaced(scene):
     scene.place()
     scene.seen(scene.names[1])
     scene.fake.store.delete(PODS, "default", scene.names[1], {"gracePeriodSeconds": 0})
-    scene.until(lambda: f"default/{scene.names[1]}" not in scene.engine._pods.current(), "it is gone")
-    scene.until(lambda: any(order.ended_s for order in scene.engine._orders.values()), "the engine has seen it")
+    scene.noted_gone()
     scene.after(11.0)
 
 
@@ -202,7 +219,7 @@ def foreign_label(scene):
     scene.place()
     scene.seen(scene.names[1])
     scene.fake.store.merge(PODS, "default", scene.names[1], {"metadata": {"labels": {"phalanx/head": "another"}}})
-    scene.until(lambda: any(order.ended_s for order in scene.engine._orders.values()), "the engine has seen it")
+    scene.noted_gone()
     scene.after(11.0)
 
 
@@ -219,7 +236,7 @@ def no_owner(scene):
     scene.place()
     scene.seen(scene.names[1])
     scene.fake.store.delete(CONFIG_MAPS, "default", scene.engine.settings.owner_name, {})
-    scene.until(lambda: any(order.ended_s for order in scene.engine._orders.values()), "the engine has seen it")
+    scene.noted_gone()
     scene.after(11.0)
 
 

@@ -354,6 +354,17 @@ def test_errors_of_a_docstring_exist():
     assert [one for one in documented if one[1] not in known] == []
 
 
+def test_no_class_with_slots_calls_super_without_its_name():
+    """`@dataclass(slots=True)` makes a second class; before Python 3.14 a bare `super()` in it means the first, and fails when it is called."""
+    for path in (one for top in ("src", "benchmarks", "tests") for one in (ROOT / top).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "slots=True" not in text or "super()" not in text:
+            continue
+        for made in ast.walk(ast.parse(text)):
+            if isinstance(made, ast.ClassDef) and any("slots=True" in ast.unparse(one) for one in made.decorator_list):
+                assert "super()" not in ast.unparse(made), f"{path.relative_to(ROOT)}: {made.name}"
+
+
 def test_every_folder_with_code_is_a_package():
     folders = {path.parent for path in python_files()}
     assert [str(f.relative_to(ROOT)) for f in sorted(folders) if not (f / "__init__.py").exists()] == []

@@ -14,10 +14,11 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from phalanx.client.connection.clusters import chosen_cluster
 from phalanx.client.connection.discovery import find_token, find_urls, own_ca_file
+from phalanx.client.connection.shared_tls import SharedTlsSocket
 from phalanx.client.connection.tls import cluster_context, context_for, handshake_error
 from phalanx.core.errors import BY_CODE, NotLeading, PhalanxError, TryLater, Unreachable
 from phalanx.core.hints import Hint, HintCode
@@ -265,6 +266,8 @@ class Transport:
         logger.setLevel(logging.WARNING)  # at DEBUG it would log the token
         headers = self.headers()
         sock = self._connection().open_socket(self._limit_s())
+        if isinstance(sock, ssl.SSLSocket):  # websockets reads in a thread of its own
+            sock = cast(socket.socket, SharedTlsSocket(sock))
         _, host, port = split_url(self.url())
         try:
             return connect(
