@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -22,6 +23,7 @@ from phalanx.node.processes.proctable import ProcessIdentity, descendants, read_
 from phalanx.node.processes.sweeps import sweep_node
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PORTS = 10_000, 19_999  # below the kernel's own (32,768 and more) and those of gangs (20,000 and more)
 HANG_S = 120.0  # time-out of a hanging benchmark
 
 
@@ -203,11 +205,12 @@ def command_words(pid: int) -> list[str]:
 
 
 def free_port() -> int:
-    """Return a free port on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port on which nobody listens, and which the kernel gives to no connection of anybody else before it is used."""
+    while True:
+        port = random.randint(*_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until(condition: Callable[[], Any], what: str, *, every_s: float = 0.02, limit_s: float = HANG_S) -> Any:

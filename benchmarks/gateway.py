@@ -23,12 +23,13 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.cluster import free_port
 from benchmarks.figures import Figure, at_least, at_most, plain_figure, print_progress, print_report
 from benchmarks.gateway_load import KEY, Connection, ask_many, request_bytes
 from benchmarks.gateway_peers import ComparedGateway, commands, start_gateway
 from benchmarks.gateway_trace import conversations, decision_ms, replay
 from benchmarks.gateway_trace_cache import compare_reads
-from tests.gateway_rig import EngineProcess, GatewayRig, free_port, gateway_rig
+from tests.gateway_rig import EngineProcess, GatewayRig, gateway_rig
 
 PARTS = ("latency", "cpu", "held", "cold", "decision", "trace", "caches")
 UPSTREAMS = 2

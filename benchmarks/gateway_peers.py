@@ -18,7 +18,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.gateway_rig import free_port
+from benchmarks.cluster import free_port
 
 ROOT = Path(__file__).parents[1]
 PEERS = ROOT / "build" / "peers"

@@ -25,8 +25,9 @@ from typing import Any, Final
 
 import aiohttp
 
+from benchmarks.cluster import free_port
 from benchmarks.figures import print_progress
-from tests.gateway_rig import KEY, SERVICE, EngineProcess, GatewayRig, free_port, gateway_rig
+from tests.gateway_rig import KEY, SERVICE, EngineProcess, GatewayRig, gateway_rig
 from tests.protocol_engine import chat_prompt, expected_text
 
 ENGINES: Final = 4

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cluster import free_port
 from benchmarks.figures import Figure, at_most, plain_figure, print_progress, print_report
 from tests import vllm_here
-from tests.gateway_rig import KEY, SERVICE, EngineProcess, GatewayRig, free_port, gateway_rig
+from tests.gateway_rig import KEY, SERVICE, EngineProcess, GatewayRig, gateway_rig
 
 CHAT = "/v1/chat/completions"
 REPLICAS = 2

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
+
+from benchmarks.cluster import free_port
 
 ROOT = Path(__file__).parents[1]
 KEY = "good-key"
@@ -227,13 +228,6 @@ async def gateway_rig() -> AsyncIterator[GatewayRig]:
                     process.kill()
                 await process.wait()
             await runner.cleanup()
-
-
-def free_port() -> int:
-    """A port of loopback that is free now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 async def _until(check: Callable[[], Awaitable[bool]]) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from benchmarks.cluster import free_port
+
 ROOT = Path(__file__).resolve().parents[1]
 MOTO = shutil.which("moto_server", path=f"{ROOT}/build/moto/bin:{os.environ.get('PATH', '')}")
 BUCKET = "bucket"
@@ -132,8 +134,7 @@ class BreakingLink:
 def faulty_store() -> Iterator[FaultyStore]:
     """A store with one bucket."""
     assert MOTO is not None, "make s3-tools"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with subprocess.Popen(
         [MOTO, "-H", "127.0.0.1", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as server:

@@ -17,7 +17,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -26,6 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+
+from benchmarks.cluster import free_port
 
 PROGRAMS = ("initdb", "postgres")
 USER = "phalanx"
@@ -240,13 +241,6 @@ def server() -> PostgresHere:
     here = kept.enter_context(running())
     atexit.register(kept.close)
     return here
-
-
-def free_port() -> int:
-    """A port of loopback on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _account() -> pwd.struct_passwd | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.core.errors import Conflict
 from phalanx.core.ids import UserId
 from phalanx.core.work.users import User, UserRole
@@ -174,7 +175,7 @@ def test_first_offer_of_a_secret_counts_for_all(dsn):
 
 
 def test_database_that_does_not_answer_is_said_in_one_line_without_the_password():
-    away = voice(f"postgresql://ada:secret@127.0.0.1:{postgres_here.free_port()}/x", "a")
+    away = voice(f"postgresql://ada:secret@127.0.0.1:{free_port()}/x", "a")
     for ask in (away.read_leader, away.prepare):
         with pytest.raises(ElectionUnavailable) as refused:
             ask()

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.cluster import free_port
 from tests.contract.engine_protocol import CHAT, CLIENT, TEXT, EngineProtocol, Running, say, texts, until
-from tests.e2e.test_cli_head import free_port
 from tests.protocol_engine import chat_prompt, expected_text
 
 ROOT = Path(__file__).parents[2]

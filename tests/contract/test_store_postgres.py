@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId, QueueId, UserId
 from phalanx.failpoints import FAILPOINTS, FailureMode, armed
@@ -460,7 +461,7 @@ def test_where_nobody_is_let_in_another_try_does_not_help(dsn, change, says):
 
 def test_nobody_at_the_port_is_try_later():
     with pytest.raises(StoreRefused, match="does not answer"):
-        PostgresStore(f"postgresql://ann:secret-81@127.0.0.1:{postgres_here.free_port()}/phalanx")
+        PostgresStore(f"postgresql://ann:secret-81@127.0.0.1:{free_port()}/phalanx")
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.cluster import free_port
 from tests import vllm_here
 from tests.contract.engine_protocol import EngineProtocol, Running
-from tests.e2e.test_cli_head import free_port
 
 pytestmark = [
     pytest.mark.timeout(600),

@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.test_cli_head import Shell, free_port
+from benchmarks.cluster import free_port
+from tests.e2e.test_cli_head import Shell
 from tests.e2e.test_gateway import Gateway
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]

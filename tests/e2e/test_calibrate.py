@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.planner.calibration.profile import measured_rates, parse_profile
-from tests.e2e.test_cli_head import Shell, free_port
+from tests.e2e.test_cli_head import Shell
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.torch, pytest.mark.timeout(400)]
 

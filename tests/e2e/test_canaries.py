@@ -20,11 +20,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.client import Client
 from phalanx.core.access.node_tokens import node_token
 from phalanx.core.errors import PhalanxError
 from tests.canaries import DATABASE, stands_in
-from tests.e2e.test_cli_head import PYTHON, Shell, free_port
+from tests.e2e.test_cli_head import PYTHON, Shell
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -8,7 +8,6 @@ import pty
 import select
 import shlex
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.client import Client
 from phalanx.node.processes.proctable import process_environment, read_table
 from tests import canaries
@@ -38,12 +38,6 @@ if "die" in sys.argv and rank == "1":
 if "stay" in sys.argv:
     time.sleep(120)
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Shell:

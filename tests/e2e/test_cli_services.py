@@ -11,8 +11,9 @@ import urllib.request
 
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.client import Client
-from tests.e2e.test_cli_head import Shell, free_port
+from tests.e2e.test_cli_head import Shell
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
 

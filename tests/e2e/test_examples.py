@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from tests.e2e.test_cli_head import Shell, free_port
+from benchmarks.cluster import free_port
+from tests.e2e.test_cli_head import Shell
 from tests.examples.environments import FOLDER, EnvironmentMissing, environment_of
 from tests.examples.frameworks import EXAMPLES, Example, run_example
 

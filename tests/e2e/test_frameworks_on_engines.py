@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from tests.e2e.test_cli_head import Shell, free_port
+from benchmarks.cluster import free_port
+from tests.e2e.test_cli_head import Shell
 from tests.e2e.test_mpi import PROGRAM
 from tests.e2e.test_training_on_engines import DRILL, NOT_HERE, fleet
 from tests.examples.environments import EnvironmentMissing, environment_of

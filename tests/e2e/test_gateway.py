@@ -14,8 +14,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from benchmarks.cluster import free_port
 from tests.e2e import gateway_hostile
-from tests.e2e.test_cli_head import Shell, free_port
+from tests.e2e.test_cli_head import Shell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from benchmarks.cluster import free_port
 from tests.e2e.test_cli_head import Shell
-from tests.e2e.test_cli_head import free_port as port_of_head
 from tests.e2e.test_gateway import Gateway
-from tests.gateway_rig import KEY, READER, SERVICE, free_port, gateway_rig
+from tests.gateway_rig import KEY, READER, SERVICE, gateway_rig
 from tests.protocol_engine import chat_prompt, expected_text
 
 NIXL = ("--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"}))
@@ -218,7 +218,7 @@ roles:
 
 def test_a_file_with_roles_starts_two_services_that_scale_and_pay_as_one(tmp_path):
     shell = Shell(tmp_path)
-    shell("up", "--virtual", "1x4", "--port", str(port_of_head()))
+    shell("up", "--virtual", "1x4", "--port", str(free_port()))
     gateway = None
     try:
         (shell.work / "chat.yaml").write_text(ROLES)

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.node.processes.proctable import process_environment
-from tests.e2e.test_cli_head import Shell, free_port
+from tests.e2e.test_cli_head import Shell
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.torch, pytest.mark.timeout(600)]
 STOPPED_S, RUNNING_S = 0.09, 0.01  # a tenth of the speed

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.client import Client
 from phalanx.core.fleet.node import NodeState
 from phalanx.simulator.fleet import TraceNode
 from phalanx.simulator.packing_replay import place_in_order
 from phalanx.simulator.trace import TraceJob, read_trace
-from tests.e2e.test_cli_head import Shell, free_port
+from tests.e2e.test_cli_head import Shell
 
 SHARED = Path(os.environ.get("PHALANX_SHARED", Path(__file__).parents[3] / "shared"))
 TRACE = SHARED / "data" / "traces" / "alibaba_openb_2023.csv"

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.node.processes.proctable import process_environment
-from tests.e2e.test_cli_head import Shell, free_port
+from tests.e2e.test_cli_head import Shell
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(600)]
 PATIENCE_S = 100.0  # a hang guard

@@ -12,7 +12,8 @@ import urllib.request
 import pytest
 from ruamel.yaml import YAML
 
-from tests.e2e.test_cli_head import Shell, free_port
+from benchmarks.cluster import free_port
+from tests.e2e.test_cli_head import Shell
 
 pytestmark = [
     pytest.mark.serial,

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.core.ids import Epoch, JobId
 from phalanx.core.work.job import JobState
 from phalanx.ports.store import Batch, JobFilter
 from phalanx.store.sql.sqlite.store import SqliteStore
-from tests.e2e.test_cli_head import Shell, free_port
+from tests.e2e.test_cli_head import Shell
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.core.work.gang_topology import gang_topology_from_json
 from phalanx.core.work.layouts.layout import layout_from_json, parse_layout
-from tests.e2e.test_cli_head import Shell, free_port
+from tests.e2e.test_cli_head import Shell
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_cli_head import Shell, free_port
+from benchmarks.cluster import free_port
+from tests.e2e.test_cli_head import Shell
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(240)]
 

@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from benchmarks.cluster import wait_until
+from benchmarks.cluster import free_port, wait_until
 from phalanx.client import Client
 from phalanx.node.processes.proctable import process_environment, read_table
 from tests.canaries import stands_in
 from tests.e2e.test_canaries import Watch
-from tests.e2e.test_cli_head import PYTHON, Shell, free_port
+from tests.e2e.test_cli_head import PYTHON, Shell
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.client import Client
-from tests.e2e.test_cli_head import Shell, free_port
+from tests.e2e.test_cli_head import Shell
 from tests.e2e.test_gateway import Gateway, run, words
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.torch, pytest.mark.timeout(600)]

@@ -15,8 +15,9 @@ from pathlib import Path
 import click
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.cli.root import phalanx as root
-from tests.e2e.test_cli_head import Shell, free_port
+from tests.e2e.test_cli_head import Shell
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 BLOCK = re.compile(r"```console(?P<kind> live| fails|)\n\$ (?P<line>[^\n]+)\n(?P<shown>.*?)```", re.DOTALL)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_cli_head import Shell, free_port
+from benchmarks.cluster import free_port
+from tests.e2e.test_cli_head import Shell
 
 ROOT = Path(__file__).parents[2]
 TICKS = """

@@ -10,8 +10,9 @@ import time
 
 import pytest
 
+from benchmarks.cluster import free_port
 from tests import vllm_here
-from tests.gateway_rig import KEY, SERVICE, EngineProcess, free_port, gateway_rig
+from tests.gateway_rig import KEY, SERVICE, EngineProcess, gateway_rig
 
 pytestmark = [
     pytest.mark.e2e,

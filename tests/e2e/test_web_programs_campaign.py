@@ -4,12 +4,11 @@
 
 import json
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster import ROOT, cluster, wait_until
+from benchmarks.cluster import ROOT, cluster, free_port, wait_until
 from tests import chromium_here
 
 JUPYTER = Path(ROOT, "build/jupyter/bin/jupyter-lab")
@@ -36,8 +35,7 @@ def head():
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+    return free_port()
 
 
 def url_of(head):

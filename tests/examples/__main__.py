@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.e2e.test_cli_head import Shell, free_port
+from benchmarks.cluster import free_port
+from tests.e2e.test_cli_head import Shell
 from tests.examples.environments import FOLDER, EnvironmentMissing
 from tests.examples.frameworks import EXAMPLES, run_example
 from tests.examples.use import ProgramMissing, Use, cluster_for

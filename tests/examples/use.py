@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.cluster import BenchmarkCluster
-from tests.e2e.test_cli_head import Shell, free_port
+from benchmarks.cluster import BenchmarkCluster, free_port
+from tests.e2e.test_cli_head import Shell
 from tests.examples.environments import FOLDER, environment_of, last_lines
 
 _PROGRAM_S: Final = 400.0

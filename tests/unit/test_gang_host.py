@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.node.gang.gang_host import GangHost, serve_gang_node
 from phalanx.node.gang.job_link import LinkClosed, open_link
-from tests.e2e.test_cli_head import free_port
 
 KEY, WAIT_S = "k" * 32, 100.0
 

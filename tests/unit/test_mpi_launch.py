@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.cluster import free_port
 from phalanx.core.state.commands import StartTasks
 from phalanx.core.work.spec import LaunchMode
 from phalanx.node.gang.job_link import NotInJob
@@ -22,7 +23,6 @@ from phalanx.node.logic.variables.mpi_variables import (
 from phalanx.node.logic.variables.rendezvous import port_was_in_use, side_port
 from phalanx.node.mpi.agent_main import split_words
 from phalanx.node.mpi.launch_order import LAUNCH_VARIABLE, LaunchOrder, order_to_json, read_launch_order
-from tests.e2e.test_cli_head import free_port
 from tests.unit.test_environment import job
 
 LOOPBACK = ("127.0.0.1", "127.0.0.1")

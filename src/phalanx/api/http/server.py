@@ -162,7 +162,7 @@ class ApiServer(HeadServer):
 
 
 def server_config(app: ASGIApp, **options: Any) -> uvicorn.Config:
-    """Return the head's uvicorn configuration; options override it. uvicorn uses httptools if it is installed; its loop is asyncio's, with which all is measured."""
+    """Return the head's uvicorn configuration; options override it. Its loop is asyncio's, with which all is measured."""
     settings: dict[str, Any] = {
         "log_config": None,
         "access_log": False,
