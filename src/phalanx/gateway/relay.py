@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
-import uuid
-from collections.abc import AsyncIterator, Iterable
 from http import HTTPStatus
 from typing import Final
 
@@ -21,9 +18,8 @@ import msgspec
 from aiohttp import web
 
 from phalanx.gateway.answer_tokens import AnswerTokens
-from phalanx.gateway.canary_sessions import SESSION_HEADER, NoTrial, Session, SessionTrial, session_of
+from phalanx.gateway.canary_sessions import SESSION_HEADER, Session, session_of
 from phalanx.gateway.continuation import ReplicaFailed, StreamContinuation
-from phalanx.gateway.fair_queue import WaitingRoomFull
 from phalanx.gateway.head_link import HeadLink, may_use
 from phalanx.gateway.key_check import user_of
 from phalanx.gateway.load_reports import StreamTimer
@@ -41,6 +37,13 @@ from phalanx.gateway.prefill import (
 from phalanx.gateway.refusals import Refused
 from phalanx.gateway.request_accounts import RequestAccount, RequestAccounts, read_headers
 from phalanx.gateway.request_body import CompletionRequest, parse_request, read_body
+from phalanx.gateway.routed_request import (
+    HOP_BY_HOP,
+    AlreadyAnswered,
+    RoutedRequest,
+    break_off,
+    forwarded_headers,
+)
 from phalanx.gateway.routing import RoutedReplica
 from phalanx.gateway.services import RoutedService, ServiceTable
 from phalanx.gateway.silence import SilenceWatch
@@ -58,24 +61,9 @@ ROUTES: Final = (
 TRIES: Final = 3
 CLIENT_LEFT: Final = 499  # in metrics, as nginx counts it
 CONNECT_S: Final = 5.0
-ERROR_BYTES: Final = 4096  # of an error of an engine that are passed on
-COMMENT_S: Final = 5.0  # between comments to a client that waits; proxies commonly close a silent connection after 60 s
 _RETRY_STATUS: Final = frozenset({502, 503, 504})
-_HOP_BY_HOP: Final = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "x-request-id",  # the gateway's own
-    }
-)
 # The key is the gateway's and no engine's; aiohttp decodes the body, and sets the others.
-_NOT_FORWARDED: Final = _HOP_BY_HOP | {
+_NOT_FORWARDED: Final = HOP_BY_HOP | {
     "authorization",
     "api-key",
     "x-api-key",
@@ -87,8 +75,6 @@ _NOT_FORWARDED: Final = _HOP_BY_HOP | {
     "x-request-priority",
     "x-request-timeout",
 }
-_NOT_RETURNED: Final = _HOP_BY_HOP | {"date", "server"}
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class RequestRelay:
@@ -194,7 +180,7 @@ class RequestRelay:
             finally:
                 account.close()
                 self.head.load.meter(name).tokens += account.answer_tokens
-        except _Answered as given:
+        except AlreadyAnswered as given:
             answer = given.answer
         except Refused as refused:
             self.metrics.refused(name, refused.status)
@@ -230,61 +216,83 @@ class RequestRelay:
         account: RequestAccount,
         timer: StreamTimer,
     ) -> web.StreamResponse:
-        line = _Line(self, request, service, account, timer, stream=wanted.stream)
+        routed = RoutedRequest(
+            request,
+            service,
+            account,
+            timer,
+            stream=wanted.stream,
+            table=self.table,
+            head=self.head,
+            metrics=self.metrics,
+            wait_max_s=self.wait_max_s,
+        )
         if timeout_s is None:
-            return await self._serve(request, service, wanted, body, line)
+            return await self._serve(request, service, wanted, body, routed)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._serve(request, service, wanted, body, line)
+                return await self._serve(request, service, wanted, body, routed)
         except TimeoutError:
             late = f"no whole answer within the {timeout_s:g} s that the request allows"
-            return await line.end(Refused(504, late, "timeout"))
+            return await routed.end(Refused(504, late, "timeout"))
 
     async def _serve(
-        self, request: web.Request, service: RoutedService, wanted: CompletionRequest, body: bytes, line: _Line
+        self,
+        request: web.Request,
+        service: RoutedService,
+        wanted: CompletionRequest,
+        body: bytes,
+        routed: RoutedRequest,
     ) -> web.StreamResponse:
         prompt, limit = bytes(wanted.prompt_json), wanted.answer_limit
         prefill = service.prefill
         if prefill is not None:
             check_fields(body)
         if service.canary is not None or (prefill is not None and prefill.canary is not None):
-            line.session = _session(request, wanted, prompt, line)
+            routed.session = _session(request, wanted, prompt, routed)
         failed, why, begun_at, alone = frozenset[str](), "", 0, False
         goes_on = wanted.stream and not waits_for_prompts(prefill)
         with StreamRecord.opened(request.path, body, self._records, stream=goes_on) as record:
             try:
                 for turn in range(1, TRIES + 1):
-                    async with line.replica(prompt, limit, failed) as replica:
+                    async with routed.replica(prompt, limit, failed) as replica:
                         try:
                             if record.begun:
                                 if service.canary is not None and replica.revision != begun_at:
                                     why = f"{why}, and no other replica of its revision is there"
                                     break
-                                return await self._continue(service, replica, record, line)
+                                return await self._continue(service, replica, record, routed)
                             begun_at = replica.revision
-                            with service.trial(replica, line.session, stream=wanted.stream) as line.trial:
-                                async with self._prepared(service, request, body, prompt, line, alone=alone) as sent:
+                            with service.trial(replica, routed.session, stream=wanted.stream) as routed.trial:
+                                async with self._prepared(service, request, body, prompt, routed, alone=alone) as sent:
                                     return await self._exchange(
-                                        request, service, replica, sent, line, record, last=turn == TRIES
+                                        request, service, replica, sent, routed, record, last=turn == TRIES
                                     )
                         except NotTransferred as error:
                             alone, why = True, str(error)
                         except PromptNotRead as error:
                             why = f"a replica that reads prompts: {error}"
-                            line.hold_begun()
+                            routed.hold_begun()
                         except _NotAnswered as error:
                             service.failed(replica)
                             failed |= {replica.job_id}
                             why = str(error)
             finally:
-                if line.answered:
-                    line.account.used(0, line.answered)
+                if routed.answered:
+                    routed.account.used(0, routed.answered)
             if record.begun:
-                return await line.refuse(_failed_midway(why))
-        return await line.refuse(Refused(502, f"no replica of {service.view.name} answered: {why}", "no_answer"))
+                return await routed.refuse(_failed_midway(why))
+        return await routed.refuse(Refused(502, f"no replica of {service.view.name} answered: {why}", "no_answer"))
 
     def _prepared(
-        self, service: RoutedService, request: web.Request, body: bytes, prompt: bytes, line: _Line, *, alone: bool
+        self,
+        service: RoutedService,
+        request: web.Request,
+        body: bytes,
+        prompt: bytes,
+        routed: RoutedRequest,
+        *,
+        alone: bool,
     ) -> contextlib.AbstractAsyncContextManager[PreparedBody]:
         """What a replica gets: the request, or how it fetches its prompt that another one has read. `alone`: that has failed before."""
         prefill = service.prefill
@@ -293,24 +301,24 @@ class RequestRelay:
         assert self._session is not None
 
         def place(wanted: RoutedService, timer: StreamTimer) -> contextlib.AbstractAsyncContextManager[RoutedReplica]:
-            unread = frozenset(line.unread) if wanted.replicas.keys() - line.unread else frozenset[str]()
-            return line.replica(prompt, 1, unread, of=wanted, timer=timer)
+            unread = frozenset(routed.unread) if wanted.replicas.keys() - routed.unread else frozenset[str]()
+            return routed.replica(prompt, 1, unread, of=wanted, timer=timer)
 
         asked = PrefillRequest(
             path_qs=request.path_qs,
             body=body,
             prompt=prompt,
-            headers=self._headers(request, line),
-            account=line.account,
-            session=line.session,
+            headers=self._headers(request, routed),
+            account=routed.account,
+            session=routed.session,
             place=place,
-            unread=line.unread,
+            unread=routed.unread,
         )
         return self._prompts.prepared(self._session, prefill, asked, self.head)
 
-    def _headers(self, request: web.Request, line: _Line) -> list[tuple[str, str]]:
-        headers = _forwarded(request.headers.items(), _NOT_FORWARDED)
-        headers.append(("X-Request-Id", line.request_id))
+    def _headers(self, request: web.Request, routed: RoutedRequest) -> list[tuple[str, str]]:
+        headers = forwarded_headers(request.headers.items(), _NOT_FORWARDED)
+        headers.append(("X-Request-Id", routed.request_id))
         return headers
 
     async def _exchange(
@@ -319,7 +327,7 @@ class RequestRelay:
         service: RoutedService,
         replica: RoutedReplica,
         sent: PreparedBody,
-        line: _Line,
+        routed: RoutedRequest,
         record: StreamRecord,
         *,
         last: bool,
@@ -331,28 +339,28 @@ class RequestRelay:
             NotTransferred: it could not fetch what another one has read.
         """
         assert self._session is not None
-        headers = self._headers(request, line)
+        headers = self._headers(request, routed)
         try:
             upstream = await self._session.post(
                 replica.url + request.path_qs, data=sent.body, headers=headers, allow_redirects=False
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            line.trial.failed(alone=False)
+            routed.trial.failed(alone=False)
             raise _NotAnswered(type(error).__name__) from None
         async with upstream:
             if sent.transfers and upstream.status == HTTPStatus.INTERNAL_SERVER_ERROR and not last:
                 raise NotTransferred("status 500")
             if upstream.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                line.trial.failed(alone=True)
+                routed.trial.failed(alone=True)
             if upstream.status in _RETRY_STATUS and not last:
                 raise _NotAnswered(f"status {upstream.status}")
-            answer = await line.begin(upstream)
+            answer = await routed.begin(upstream)
             count, goes_on = AnswerTokens(streamed=_is_stream(upstream)), False
             try:
-                await self._pass_on(upstream, answer, sent, line, record, count, may_retry=not last)
+                await self._pass_on(upstream, answer, sent, routed, record, count, may_retry=not last)
             except NotTransferred:
                 goes_on = True
-                line.hold(answer, 0)
+                routed.hold(answer, 0)
                 raise
             except (
                 aiohttp.ClientPayloadError,
@@ -363,18 +371,18 @@ class RequestRelay:
                 if _client_left(request):
                     raise ConnectionResetError("the client has gone") from None
                 self.metrics.broken(str(service.view.name))
-                line.trial.failed(alone=record.failed)
+                routed.trial.failed(alone=record.failed)
                 if count.streamed and upstream.status == HTTPStatus.OK and (record.begun or count.empty):
                     goes_on = True
-                    line.hold(answer, count.result()[1])
+                    routed.hold(answer, count.result()[1])
                     raise _NotAnswered(type(error).__name__) from None
                 service.failed(replica)
-                return await _broken(answer, _failed_midway(type(error).__name__), streamed=count.streamed)
+                return await break_off(answer, _failed_midway(type(error).__name__), streamed=count.streamed)
             finally:
                 tokens = count.result()
                 if upstream.status == HTTPStatus.OK and not goes_on:
-                    line.account.used(*tokens)
-            line.trial.done(tokens[1])
+                    routed.account.used(*tokens)
+            routed.trial.done(tokens[1])
             await answer.write_eof()
             return answer
 
@@ -383,7 +391,7 @@ class RequestRelay:
         upstream: aiohttp.ClientResponse,
         answer: web.StreamResponse,
         sent: PreparedBody,
-        line: _Line,
+        routed: RoutedRequest,
         record: StreamRecord,
         count: AnswerTokens,
         *,
@@ -402,8 +410,8 @@ class RequestRelay:
                     if may_retry and sent.transfers and count.streamed and begins_with_error(chunk):
                         raise NotTransferred("it ended its answer with an error")
                     begun = sent.begun = True
-                    line.timer.first_token()
-                    line.trial.first_token()
+                    routed.timer.first_token()
+                    routed.trial.first_token()
                 passed = record.take(chunk)
                 if passed:
                     count.add(passed)
@@ -416,7 +424,7 @@ class RequestRelay:
             self.silence.end(watched)
 
     async def _continue(
-        self, service: RoutedService, replica: RoutedReplica, record: StreamRecord, line: _Line
+        self, service: RoutedService, replica: RoutedReplica, record: StreamRecord, routed: RoutedRequest
     ) -> web.StreamResponse:
         """Go on with a stream at another replica.
 
@@ -424,8 +432,8 @@ class RequestRelay:
             _NotAnswered: it has failed as well.
         """
         assert self._session is not None
-        answer, request = line.begun, line.request
-        headers = self._headers(request, line)
+        answer, request = routed.begun, routed.request
+        headers = self._headers(request, routed)
         count = AnswerTokens(streamed=True)
 
         async def write(part: bytes) -> None:
@@ -439,14 +447,14 @@ class RequestRelay:
                 raise ConnectionResetError("the client has gone") from None
             raise _NotAnswered(str(error)) from None
         except NotExact as error:
-            return await line.refuse(_failed_midway(f"not continued elsewhere: {error}"))
+            return await routed.refuse(_failed_midway(f"not continued elsewhere: {error}"))
         finally:
             prompt, answered = count.result()
             if prompt:  # the usage of the whole answer
-                line.answered = 0
-                line.account.used(prompt, answered)
+                routed.answered = 0
+                routed.account.used(prompt, answered)
             else:
-                line.answered += answered
+                routed.answered += answered
         self.metrics.continued(str(service.view.name), how)
         await answer.write_eof()
         return answer
@@ -456,172 +464,11 @@ class _NotAnswered(Exception):
     """A replica failed before the first byte of its answer, or in the middle of one that may go on elsewhere."""
 
 
-class _Line:
-    """One request on its way to a replica. It may wait; a stream then gets comments."""
-
-    def __init__(
-        self,
-        relay: RequestRelay,
-        request: web.Request,
-        service: RoutedService,
-        account: RequestAccount,
-        timer: StreamTimer,
-        *,
-        stream: bool,
-    ) -> None:
-        self.timer = timer
-        self._relay, self._service, self._stream = relay, service, stream
-        self.account, self.request = account, request
-        self.session: Session | None = None  # while revisions are compared
-        self.trial: SessionTrial | NoTrial = NoTrial()
-        self.unread: set[str] = set()  # jobs that failed to read its prompt
-        self.answered = 0  # tokens of parts of an answer whose replicas failed
-        self._held: web.StreamResponse | None = None
-        self._begun: web.StreamResponse | None = None
-        asked = request.headers.get("X-Request-Id", "")
-        self.request_id = asked if _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
-
-    @contextlib.asynccontextmanager
-    async def replica(
-        self,
-        prompt: bytes,
-        limit: int | None,
-        failed: frozenset[str],
-        *,
-        of: RoutedService | None = None,
-        timer: StreamTimer | None = None,
-    ) -> AsyncIterator[RoutedReplica]:
-        """A replica that has counted this request, and counts it down at the end, however it ends. `of`: another service, with its timer."""
-        session, service, timer = self.session, of or self._service, timer or self.timer
-        found = None if len(service.waiting) else service.choose(prompt, limit, failed, session)
-        until_s, first = time.monotonic() + self._relay.wait_max_s, bool(failed)
-        while found is None:
-            await self._wait(service, timer, until_s, first=first)
-            first = True  # one that was called, and came too late, keeps its place
-            found = service.choose(prompt, limit, failed, session) or service.choose(prompt, limit, session=session)
-        timer.chosen()
-        chosen, tokens = found
-        try:
-            with self.account.at_replica(chosen.job_id):
-                yield chosen
-        finally:
-            service.done(chosen, tokens)
-
-    async def _wait(self, service: RoutedService, timer: StreamTimer, until_s: float, *, first: bool) -> None:
-        name = str(service.view.name)
-        if self._relay.table.services.get(name) is not service:
-            await self.refuse(Refused(404, f"the service {name} was stopped", "model_not_found"), leave=True)
-        try:
-            waiting = service.waiting.enter(self.account.place, time.monotonic(), first=first)
-        except WaitingRoomFull:
-            full = f"{len(service.waiting)} requests wait for a replica of {name}, which is the most"
-            raise Refused(429, full, "too_many_waiting", retry_after_s=10) from None
-        self._relay.metrics.waits(name)
-        timer.waits()
-        try:
-            while not waiting.called.is_set():
-                await self._relay.head.want_replica(service)
-                left_s = until_s - time.monotonic()
-                if left_s <= 0:
-                    why = self._relay.head.wake_error.get(name) or service.view.detail or "no replica is ready"
-                    late = Refused(
-                        503, f"no replica of {name} could take this request: {why}", "no_replica", retry_after_s=30
-                    )
-                    await self.refuse(late, leave=True)
-                try:
-                    await asyncio.wait_for(waiting.called.wait(), min(COMMENT_S, left_s))
-                except TimeoutError:
-                    service.call_waiting()  # a replica may be avoided no longer, while no list comes from the head
-                    if self._stream and not waiting.called.is_set():
-                        await self._comment(service, service.waiting.before(waiting))
-        except BaseException:
-            service.waiting.leave(waiting)
-            service.call_waiting()  # its place, if it was called, is the next one's
-            raise
-        service.waiting.leave(waiting)  # and it chooses at once
-
-    async def _comment(self, service: RoutedService, before: int) -> None:
-        if self._held is None:
-            self._held = web.StreamResponse(
-                headers={
-                    "Content-Type": "text/event-stream",
-                    "Cache-Control": "no-cache",
-                    "X-Request-Id": self.request_id,
-                    **self.account.headers,
-                }
-            )
-            await self._held.prepare(self.request)
-        state = service.view.state.value
-        await self._held.write(
-            f": waiting for a replica of {service.view.name} ({state}), {before} before\n\n".encode()
-        )
-
-    async def begin(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-        """The answer to the client, with the headers of the replica's."""
-        if self._held is not None:
-            if upstream.status != HTTPStatus.OK:  # the client has got status 200 already
-                text = b""
-                with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                    text = await upstream.content.read(ERROR_BYTES)
-                refused = Refused(upstream.status, text.decode(errors="replace"), "replica_error")
-                await self.refuse(refused, leave=True)
-            return self._held
-        answer = web.StreamResponse(status=upstream.status, reason=upstream.reason)
-        for name, value in _forwarded(upstream.headers.items(), _NOT_RETURNED):
-            answer.headers.add(name, value)
-        answer.headers["X-Request-Id"] = self.request_id
-        answer.headers.update(self.account.headers)
-        self._begun = answer
-        await answer.prepare(self.request)
-        return answer
-
-    def hold(self, answer: web.StreamResponse, answered: int) -> None:
-        """Keep an answer that has begun, with this many tokens: what comes next goes into it."""
-        self._held = answer
-        self.answered += answered
-
-    def hold_begun(self) -> None:
-        """Keep a stream whose headers were sent and nothing else, if there is one."""
-        if self._begun is not None and self._held is None:
-            self._held = self._begun
-
-    @property
-    def begun(self) -> web.StreamResponse:
-        """The answer that was kept."""
-        assert self._held is not None
-        return self._held
-
-    async def refuse(self, refused: Refused, *, leave: bool = False) -> web.StreamResponse:
-        """Give the gateway's own answer: as an event where the stream has begun. `leave`: end the request by an exception."""
-        if self._held is None:
-            raise refused
-        await self._held.write(b"data: " + refused.body() + b"\n\n")
-        await self._held.write_eof()
-        if leave:
-            raise _Answered(self._held)
-        return self._held
-
-    async def end(self, refused: Refused) -> web.StreamResponse:
-        """End a request early, whether its answer has begun or not."""
-        if self._begun is None:
-            return await self.refuse(refused)
-        streamed = self._begun.content_type == "text/event-stream"
-        return await _broken(self._begun, refused, streamed=streamed)
-
-
-class _Answered(Exception):
-    """The request has its answer, from within a wait."""
-
-    def __init__(self, answer: web.StreamResponse) -> None:
-        super().__init__()
-        self.answer = answer
-
-
-def _session(request: web.Request, wanted: CompletionRequest, prompt: bytes, line: _Line) -> Session:
+def _session(request: web.Request, wanted: CompletionRequest, prompt: bytes, routed: RoutedRequest) -> Session:
     header = request.headers.get(SESSION_HEADER, "")[:256]
     named = tuple(map(bytes, (wanted.safety_identifier, wanted.user, wanted.prompt_cache_key)))
-    user = line.account.user
-    return session_of(request.path, header, named, prompt, user=user, request_id=line.request_id)
+    user = routed.account.user
+    return session_of(request.path, header, named, prompt, user=user, request_id=routed.request_id)
 
 
 def _client_left(request: web.Request) -> bool:
@@ -633,19 +480,5 @@ def _is_stream(upstream: aiohttp.ClientResponse) -> bool:
     return upstream.content_type == "text/event-stream"
 
 
-def _forwarded(headers: Iterable[tuple[str, str]], without: frozenset[str]) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in headers if name.lower() not in without]
-
-
 def _failed_midway(why: str) -> Refused:
     return Refused(502, f"the replica failed in the middle of its answer ({why})", "replica_failed")
-
-
-async def _broken(answer: web.StreamResponse, refused: Refused, *, streamed: bool) -> web.StreamResponse:
-    """End an answer in its middle: an event of a stream says so, any other answer is cut off."""
-    if streamed:
-        await answer.write(b"data: " + refused.body() + b"\n\n")
-        await answer.write_eof()
-        return answer
-    answer.force_close()
-    raise ConnectionResetError(refused.message)
