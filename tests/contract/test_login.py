@@ -7,6 +7,7 @@ import asyncio
 import html
 import re
 import secrets
+import socket
 import threading
 
 import httpx
@@ -17,7 +18,9 @@ from phalanx.api.auth.device_logins import LIFETIME_S, WAITING_PER_ADDRESS, WRON
 from phalanx.api.runtime import runtime_of_app
 from phalanx.cli.access import login as login_command
 from phalanx.cli.root import main
+from phalanx.client import Client
 from phalanx.client.connection.clusters import read_clusters
+from phalanx.core.errors import TryLater, Unreachable
 from phalanx.core.state.events import PutToken
 from phalanx.core.work.sign_in import RECHECK_S
 from tests import oidc_here
@@ -237,7 +240,7 @@ def test_command_waits_for_the_page_and_saves_the_token(call, browser, monkeypat
 
     monkeypatch.setattr(login_command.time, "sleep", wait)
     assert main(["login", call.url, "--name", "lab"]) == 0
-    assert f"next: type it in at {call.url}/device\n" in told[0]
+    assert f"next: type it in at {call.url}/device within 10m00s\n" in told[0]
     assert (read_clusters().clusters["lab"].user, read_clusters().current) == ("ada", "lab")
     assert main(["config", "rename", "lab", "prod"]) == 0
     assert main(["config", "rename", "lab", "prod"]) == 64
@@ -245,7 +248,72 @@ def test_command_waits_for_the_page_and_saves_the_token(call, browser, monkeypat
     assert (list(read_clusters().clusters), read_clusters().current) == (["prod"], "prod")
 
 
+def test_command_says_once_that_the_head_is_silent_and_goes_on_when_it_answers(
+    call, browser, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    browser.sign_in()
+    shown, failures = [], [Unreachable("the head does not answer"), TryLater("many people sign in")]
+    finish = Client.finish_device_login
+
+    def answer(head, handle, note):
+        if failures:
+            raise failures[0] if len(shown) < 3 else failures.pop()
+        return finish(head, handle, note)
+
+    def wait(_):
+        shown.append(capsys.readouterr().err)
+        if len(shown) == 1:
+            decide(browser, re.search(r"code: (\S+)", shown[0])[1])
+
+    monkeypatch.setattr(login_command, "open_browser", lambda _: False)
+    monkeypatch.setattr(Client, "finish_device_login", answer)
+    monkeypatch.setattr(login_command.time, "sleep", wait)
+    assert main(["login", call.url]) == 0
+    again = "; trying again until the code expires\n"
+    assert shown[1:] == [
+        f"the head does not answer{again}",
+        "",
+        f"many people sign in{again}",
+        f"the head does not answer{again}",
+    ]
+
+
 # ---- by a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--browser"], []])
+def test_command_says_at_once_what_a_head_without_a_provider_asks_for(call, served, head, words, monkeypatch, capsys):
+    def person(*_):
+        raise KeyboardInterrupt
+
+    def shown():
+        assert main(["login", call.url, *words]) != 0
+        return capsys.readouterr().err
+
+    monkeypatch.setattr(login_command.select, "select", person)
+    monkeypatch.setattr(login_command.time, "sleep", person)
+    told = shown()
+    assert "no sign-in provider: its page asks for an API token" in told
+    assert "phalanx tokens add --user NAME" in told
+    assert "within 10m00s" in told
+    assert "phalanx tokens add --user NAME" in Browser(call.url)("GET", PATH).text
+    fresh(served, head)
+    set_provider(call, served)
+    assert "API token" not in shown()
+    assert "tokens add" not in Browser(call.url)("GET", PATH).text
+
+
+@pytest.mark.parametrize("words", [["--browser"], []])
+def test_command_waits_for_no_head_that_does_not_answer(words, monkeypatch, capsys):
+    monkeypatch.setattr(login_command, "open_browser", pytest.fail)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # it never listens
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["login", url, *words]) == Unreachable.exit_code
+    told = capsys.readouterr().err
+    assert f"the head at {url} does not answer" in told
+    assert "next:" not in told
 
 
 def test_browser_gives_a_token_once_to_who_has_the_verifier(head, call, provider, browser):

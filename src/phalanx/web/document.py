@@ -109,6 +109,7 @@ def sign_in_document(
         element("code", "phalanx dashboard"),
         " where the command line works: it opens a link that signs you in once.",
     )
+    ask = element("p", "No token? Ask an admin, who runs ", element("code", "phalanx tokens add --user NAME"), ".")
     main = element(
         "main",
         element("h1", "Phalanx"),
@@ -118,6 +119,7 @@ def sign_in_document(
         _provider_link(provider, elsewhere, next_path) if provider else None,
         form,
         how,
+        None if provider else ask,
         id="content",
         class_="sign-in",
     )

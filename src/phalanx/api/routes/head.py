@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import msgspec
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -27,9 +29,15 @@ routes = RouteTable()
 
 @routes.get("/v1/health", Action.VIEW, reply=Health, open_to_all=True)
 async def health(request: Request) -> Response:
-    """Show that the head is healthy, with its id and version."""
-    services = runtime_of(request).services
-    known = Health(status="ok", version=services.version, head_id=services.controller.head_id)
+    """Show that the head is healthy, with its id and version, and at which provider people sign in."""
+    runtime = runtime_of(request)
+    services, settings = runtime.services, runtime.provider_sign_in.settings()
+    known = Health(
+        status="ok",
+        version=services.version,
+        head_id=services.controller.head_id,
+        sign_in="" if settings is None else urlsplit(settings.issuer).netloc,
+    )
     if services.leader_status is not None:
         known = msgspec.structs.replace(
             known, role="leader", term=services.leader_status.term, leader=services.leader_status.own_record.url

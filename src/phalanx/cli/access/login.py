@@ -19,10 +19,10 @@ from urllib.parse import parse_qs, urljoin, urlsplit
 import click
 
 from phalanx.cli.browser import open_browser
-from phalanx.cli.connection import PROVIDER_ANSWER_S
+from phalanx.cli.connection import ANSWER_S, PROVIDER_ANSWER_S
 from phalanx.cli.terminal import strip_control
 from phalanx.client.connection.clusters import CLUSTER_VARIABLE, SavedCluster, read_clusters, write_clusters
-from phalanx.core.errors import NotFound, NotPermitted, TryLater, WaitTimedOut
+from phalanx.core.errors import NotFound, NotPermitted, TryLater, Unreachable, WaitTimedOut
 from phalanx.core.units import format_duration
 from phalanx.core.work.names import is_name
 
@@ -59,9 +59,10 @@ def login(url: str | None, name: str | None, browser: bool) -> None:
     ca = trusted_ca(url.partition(",")[0]) or ("" if before is None or before.url != url else before.ca)
     ca = ca or _accepted_ca(url.partition(",")[0])
     saved.with_cluster(SavedCluster(name=name, url=url))  # refuses a bad name before anyone signs in
-    client = Client(url, "none", answer_timeout_s=PROVIDER_ANSWER_S, ca=ca)
-    with client as head:
-        found = _sign_in(head, note=f"phalanx login on {socket.gethostname()}", browser=browser)
+    with Client(url, "none", answer_timeout_s=ANSWER_S, ca=ca) as head:
+        provider = head.health().sign_in  # says at once why a head does not answer
+    with Client(url, "none", answer_timeout_s=PROVIDER_ANSWER_S, ca=ca) as head:
+        found = _sign_in(head, f"phalanx login on {socket.gethostname()}", browser=browser, provider=provider)
     cluster = SavedCluster(name=name, url=url, token=found.secret, ca=ca, user=found.user, expires_s=found.expires_s)
     saved = read_clusters().with_cluster(cluster)
     if not saved.current:
@@ -100,44 +101,63 @@ def _host(url: str) -> str:
     return name if is_name(name) else "cluster"
 
 
-def _sign_in(head: Client, *, note: str, browser: bool) -> LoginReply:
+def _sign_in(head: Client, note: str, *, browser: bool, provider: str | None) -> LoginReply:
+    """Sign in by the way that was chosen. `provider`: as `Health.sign_in`."""
     if not browser:
         try:
-            return _by_device(head, note)
+            return _by_device(head, note, provider)
         except NotFound:  # a head of an earlier release, without a provider or with one without codes
             pass
-    return _by_browser(head, note)
+    return _by_browser(head, note, provider)
 
 
-def _by_device(head: Client, note: str) -> LoginReply:
+def _warn_without_provider(provider: str | None) -> None:
+    """Say what a page asks for at which no one signs in at a provider."""
+    if provider == "":
+        print("this head has no sign-in provider: its page asks for an API token of yours", file=sys.stderr)
+        print("without a token: ask an admin, who runs `phalanx tokens add --user NAME`", file=sys.stderr)
+
+
+def _by_device(head: Client, note: str, provider: str | None) -> LoginReply:
     device = head.start_device_login(note)
     place = urljoin(f"{head.transport.url()}/", device.verification_url)
+    _warn_without_provider(provider)
     print(strip_control(f"code: {device.user_code}"), file=sys.stderr)
-    print(strip_control(f"next: type it in at {place}"), file=sys.stderr)
+    ends = format_duration(device.expires_in_s)
+    print(strip_control(f"next: type it in at {place} within {ends}"), file=sys.stderr)
     if device.complete_url:
         open_browser(urljoin(place, device.complete_url))
-    ends_s = time.monotonic() + device.expires_in_s
+    ends_s, failed = time.monotonic() + device.expires_in_s, ""
     while time.monotonic() < ends_s:
         time.sleep(device.interval_s)
         try:
             found = head.finish_device_login(device.handle, note)
-        except TryLater:  # such as a moment without network: the code is good for longer
+        except (TryLater, Unreachable) as error:  # such as a moment without network: the code is good for longer
+            if error.message != failed:
+                print(strip_control(f"{error.message}; trying again until the code expires"), file=sys.stderr)
+            failed = error.message
             continue
         if not found.pending:
             return found
-    raise WaitTimedOut(f"no one typed in the code within {format_duration(device.expires_in_s)}", hint="start again")
+        failed = ""
+    missed = f"; at the end {failed}" if failed else ""
+    raise WaitTimedOut(f"no one typed in the code within {ends}{missed}", hint="start again")
 
 
-def _by_browser(head: Client, note: str) -> LoginReply:
+def _by_browser(head: Client, note: str, provider: str | None) -> LoginReply:
+    _warn_without_provider(provider)
     verifier, state = secrets.token_urlsafe(32), secrets.token_urlsafe(16)
     challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).decode().rstrip("=")
     with TCPServer(("127.0.0.1", 0), _Receiver) as server:
         address = f"{head.transport.url()}/login/{server.server_address[1]}/{challenge}/{state}"
         print(f"word: {_word(challenge)}", file=sys.stderr)
+        ends = format_duration(WAIT_S)
         if open_browser(address):
-            print("next: sign in there, and compare the word", file=sys.stderr)
+            print(f"next: sign in there within {ends}, and compare the word", file=sys.stderr)
         else:
-            print(f"next: open {address}\nand compare the word there", file=sys.stderr)
+            print(f"next: open {address}\nwithin {ends}, and compare the word there", file=sys.stderr)
+            if sys.stdin.isatty():
+                print("with a browser on another machine: paste the page's code here", file=sys.stderr)
         code = _wait_for_code(server, state)
     return head.finish_browser_login(code, verifier, note)
 

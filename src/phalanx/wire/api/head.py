@@ -15,6 +15,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Health of the head, without authentication.
 
     `role`: "leader" or "standby" if several heads share a store, else empty; `term` and `leader` (its URL) as this head knows them.
+    `sign_in`: host of the sign-in provider, "" if there is none; None from a standby and from a head of an earlier release.
     """
 
     status: str
@@ -23,6 +24,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     role: str = ""
     term: int = 0
     leader: str = ""
+    sign_in: str | None = None
 
 
 class HeadView(msgspec.Struct, frozen=True, kw_only=True):
