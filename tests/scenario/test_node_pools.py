@@ -198,6 +198,24 @@ def test_a_job_is_told_why_its_pool_starts_no_node():
     assert texts == {"1": "pool p tries again in 40s: 2 nodes failed to start, the last: p-1: no room"}
 
 
+def test_a_job_is_told_why_the_nodes_that_come_for_it_are_not_up_yet():
+    coming = [replace(member(number, PROVISIONING), problem=f"no node for {number // 2}") for number in range(10)]
+    snapshot = Snapshot(
+        version=1,
+        now_s=T,
+        nodes={},
+        queues={QueueId("default"): queue("default")},
+        node_pools={PoolId("p"): pool(most=10)},
+        pool_nodes={one.id: one for one in coming},
+    )
+    jobs = [gang(2), gang(8, "2")]
+    texts = node_demand(snapshot, jobs, lambda _: WAITS, T).texts
+    assert texts[JobId("1")] == "pool p is starting 2 nodes for it; no node for 0"
+    assert texts[JobId("2")] == "pool p is starting 8 nodes for it; no node for 1; no node for 2; no node for 3", (
+        "at most three"
+    )
+
+
 def test_a_clock_that_was_set_back_stops_no_order():
     assert ordered([gang(1)], [pool(retry_at_s=T + 86400.0)]) == {"p": 1}
 
@@ -360,6 +378,21 @@ def test_a_node_that_leaves_before_it_is_up_is_given_up():
     steps.step(PutNodePool(pool=pool()), steps.submit(1))
     assert steps.step(steps.told(ProviderOutcome.LEAVING, "p-0", why="no room")) == [(STOP, "p-0", "p-0-k1")]
     assert "no room" in steps.world.node_pools[PoolId("p")].failure
+
+
+def test_why_a_node_is_not_up_yet_is_known_until_it_is():
+    steps = Steps()
+    steps.step(PutNodePool(pool=pool()), steps.submit(1))
+    steps.step(steps.told(ProviderOutcome.STARTED, "p-0"))
+    found = []
+    for why in ("no GPU", "", "no image"):
+        steps.step(steps.told(ProviderOutcome.DELAYED, "p-0", why=why))
+        found.append(steps.world.pool_nodes[NodeId("p-0")].problem)
+    assert found == ["no GPU", "", "no image"]
+    steps.step(steps.hello("p-0"))
+    steps.step()
+    steps.step(steps.told(ProviderOutcome.DELAYED, "p-0", why="too late"))
+    assert (steps.states(), steps.world.pool_nodes[NodeId("p-0")].problem) == ({"p-0": UP}, "")
 
 
 def test_a_pool_learns_from_its_first_node_which_devices_it_has():

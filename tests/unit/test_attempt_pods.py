@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.core.ids import NodeId
 from phalanx.core.state.reports import AttemptQueued, AttemptWithdrawn, SeatLost
 from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
 from phalanx.engines.kubernetes.attempt_pods import (
@@ -18,6 +19,7 @@ from phalanx.engines.kubernetes.attempt_pods import (
     WAIT_REPORT_S,
     AttemptPods,
     PodsPhase,
+    awaited_by,
     evaluate,
 )
 from phalanx.engines.kubernetes.parse import PodState
@@ -100,6 +102,24 @@ def test_where_an_autoscaler_starts_nodes_a_gang_waits_for_them_and_says_so():
     assert [event.why for event in placed_now.events] == [""], "limits and bills begin now"
     assert placed_now.pods.phase is PodsPhase.PLACED
     assert withdrawn(after(600.0, first.pods, FINE, NO_NODE, **wait_s)).cause is EndCause.CONTENDED
+
+
+def test_the_places_whose_pods_wait_for_an_autoscaler_are_known():
+    wait_s = {"node_wait_s": 600.0}
+    both = after(START_LIMIT_S, order(), NO_NODE, NO_NODE, **wait_s)
+    assert both.pods.awaited == ("n0", "n1")
+    one = after(START_LIMIT_S + 1.0, both.pods, FINE, NO_NODE, **wait_s)
+    assert one.pods.awaited == ("n1",)
+    assert len(one.events) == 1, "that a node has come is reported at once"
+    assert (awaited_by(NodeId("n0"), [one.pods]), awaited_by(NodeId("n1"), [one.pods])) == (
+        "",
+        f"job {one.pods.attempt.job_id}",
+    )
+    placed_now = after(START_LIMIT_S + 2.0, one.pods, FINE, FINE, **wait_s).pods
+    assert (placed_now.awaited, awaited_by(NodeId("n1"), [placed_now])) == ((), "")
+    assert awaited_by(NodeId("n1"), [one.pods, placed_now]) == "", "another pod runs at the same place"
+    withdrawn_now = after(600.0, one.pods, FINE, NO_NODE, **wait_s).pods
+    assert awaited_by(NodeId("n1"), [withdrawn_now]) == ""
 
 
 def test_a_gang_that_is_stopped_while_a_pod_has_no_node_is_withdrawn_at_once():

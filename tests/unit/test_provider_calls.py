@@ -12,7 +12,7 @@ from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.reports import MachinesListed, ProviderOutcome
-from phalanx.ports.provider import CallUnanswered, EndedOrder, OfferRefused
+from phalanx.ports.provider import CallUnanswered, DelayedNode, EndedOrder, LeavingNode, LostNode, OfferRefused
 from tests.contract.records import node_pool, pool_node
 
 WAIT_S = 60.0  # a guard against hangs
@@ -142,6 +142,24 @@ def test_lists_and_the_ways_in_which_a_start_can_fail_are_told_apart():
         (ProviderOutcome.FAILED, "broken"),
         (ProviderOutcome.UNANSWERED, "stop"),
     ]
+
+
+def test_what_a_provider_observes_is_reported_by_its_kind():
+    provider, told = SlowProvider(), queue.SimpleQueue[Any]()
+    seen = [kind(node_id=NodeId("p-0"), token="p-0-k", why="a reason") for kind in (DelayedNode, LeavingNode, LostNode)]
+    provider.observe = lambda: [seen.pop(0)] if seen else []  # type: ignore[method-assign]
+    pool, member = replace(node_pool(), provider="slow"), replace(pool_node("p-0"), token="p-0-k")
+    calls = ProviderCalls(create=lambda _: provider)
+    calls.open({pool.id: pool}, {member.id: member}, told.put)
+    found = [told.get(timeout=WAIT_S) for _ in range(3)]
+    calls.close(keep_nodes=True)
+    assert [[type(one).__name__ for one in reports] for reports in found] == [
+        ["ProviderReported"],
+        ["ProviderReported"],
+        ["NodeDied", "ProviderReported"],
+    ]
+    outcomes = [reports[-1].outcome for reports in found]
+    assert outcomes == [ProviderOutcome.DELAYED, ProviderOutcome.LEAVING, ProviderOutcome.LOST]
 
 
 class MeetingProvider(SlowProvider):

@@ -15,7 +15,13 @@ from phalanx.app.resident_supervisor import STOP_S, ResidentLife, head_answers
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.attempt import AttemptState
 from phalanx.engines.kubernetes import render
-from phalanx.engines.kubernetes.attempt_pods import IMAGE_LIMIT_S, MISSING_S, START_LIMIT_MAX_S, AttemptPods
+from phalanx.engines.kubernetes.attempt_pods import (
+    IMAGE_LIMIT_S,
+    MISSING_S,
+    START_LIMIT_MAX_S,
+    START_LIMIT_S,
+    AttemptPods,
+)
 from phalanx.engines.kubernetes.departures import closing_taint, ending_taint, reclaim
 from phalanx.engines.kubernetes.engine import ClusterScope, KubernetesEngine
 from phalanx.engines.kubernetes.parse import KubernetesNode, PodState, Taint
@@ -24,12 +30,13 @@ from phalanx.engines.kubernetes.resident_options import resident_pools
 from phalanx.engines.kubernetes.resident_pods import (
     GRACE_S,
     ResidentPod,
+    delay_of,
     judge,
     pod_name,
     resident_pod,
     resident_secret,
 )
-from phalanx.ports.provider import LeavingNode, LostNode, NodeOrder
+from phalanx.ports.provider import DelayedNode, LeavingNode, LostNode, NodeOrder
 from tests.builders import job, make_node, placed
 
 SETTINGS = PodSettings(
@@ -144,6 +151,48 @@ def test_what_the_state_of_a_pod_means_for_its_node(pod, fields, found, text):
     if event is not None:
         assert text in event.why
         assert (event.node_id, event.token) == (ORDER.node_id, ORDER.token)
+
+
+@pytest.mark.parametrize(
+    ("pod", "age_s", "note", "text"),
+    [
+        (POD, 30.0, "", ""),
+        (replace(POD, node="", unschedulable="no GPU"), START_LIMIT_S - 1.0, "", ""),
+        (
+            replace(POD, node="", unschedulable="no GPU"),
+            START_LIMIT_S,
+            "karpenter starts a node: soon",
+            "no node in Kubernetes yet: no GPU; karpenter starts a node: soon; given up after 1m00s without one",
+        ),
+        (
+            replace(POD, waiting="ImagePullBackOff", waiting_text="not found"),
+            1.0,
+            "",
+            f"the pod cannot start yet on {NODE.name}: ImagePullBackOff: not found",
+        ),
+    ],
+)
+def test_why_a_pod_does_not_run_yet(pod, age_s, note, text):
+    assert delay_of(HELD, pod, SETTINGS, age_s, note) == text
+
+
+def test_a_delay_is_reported_once_and_not_of_a_pod_that_ends():
+    held = replace(HELD)
+    waits, runs, leaves = (
+        make(node_id=ORDER.node_id, token=ORDER.token, why=why)
+        for make, why in ((DelayedNode, "no GPU"), (DelayedNode, ""), (LeavingNode, "evicted"))
+    )
+    assert [held.is_news(one) for one in (runs, waits, waits, runs, runs, waits)] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert held.is_news(leaves)
+    assert not held.is_news(runs)
+    assert replace(HELD, delay=None).is_news(runs), "an earlier head may have reported a delay"
 
 
 def test_a_supervisor_ends_after_sigterm_when_no_attempt_is_left_and_in_time():

@@ -21,10 +21,24 @@ from phalanx.core.fleet.node_pool import ListedMachine, NodePool, PoolNode
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.reports import MachinesListed, NodeDied, ProviderOutcome, ProviderReported, Report
-from phalanx.ports.provider import CallUnanswered, EndedOrder, LostNode, NodeOrder, NodeProvider, OfferRefused
+from phalanx.ports.provider import (
+    CallUnanswered,
+    DelayedNode,
+    EndedOrder,
+    LeavingNode,
+    LostNode,
+    NodeOrder,
+    NodeProvider,
+    OfferRefused,
+)
 
 OBSERVE_EVERY_S: Final = 0.2
 CLOSE_WAIT_S: Final = 30.0
+_OUTCOMES: Final = {
+    LostNode: ProviderOutcome.LOST,
+    LeavingNode: ProviderOutcome.LEAVING,
+    DelayedNode: ProviderOutcome.DELAYED,
+}
 _log = logging.getLogger("phalanx.providers")
 
 
@@ -196,10 +210,11 @@ class _Worker:
                 self._done(calls)
         if provider is not None:
             for seen in provider.observe():
-                lost = isinstance(seen, LostNode)
-                outcome = ProviderOutcome.LOST if lost else ProviderOutcome.LEAVING
+                outcome = _OUTCOMES[type(seen)]
                 observed: list[Report] = (
-                    [NodeDied(node_id=seen.node_id, supervisor_id=None, why=seen.why, confirmed=True)] if lost else []
+                    [NodeDied(node_id=seen.node_id, supervisor_id=None, why=seen.why, confirmed=True)]
+                    if isinstance(seen, LostNode)
+                    else []
                 )
                 observed.append(ProviderReported(node_id=seen.node_id, token=seen.token, outcome=outcome, why=seen.why))
                 self.report(observed)

@@ -7,18 +7,26 @@ from dataclasses import dataclass
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.node_pool import ListedMachine
-from phalanx.ports.provider import CloudRights, LeavingNode, LostNode
+from phalanx.ports.provider import CloudRights, DelayedNode, LeavingNode, LostNode
 
 
 @dataclass(slots=True, kw_only=True)
 class ToldNode:
-    """What was reported of a node: `told` anything, `lost` its loss, after which nothing is."""
+    """What was reported of a node: `told` that it ends, `lost` its loss, after which nothing is; `delay`: why it is not up yet, None if unknown."""
 
     told: bool = False
     lost: bool = False
+    delay: str | None = ""
 
-    def is_news(self, event: LostNode | LeavingNode) -> bool:
-        """Whether an event is to be reported: a loss once, and that the node leaves once before. It counts as reported then."""
+    def is_news(self, event: LostNode | LeavingNode | DelayedNode) -> bool:
+        """Whether an event is to be reported: a loss once, that the node leaves once before, and each new delay before both.
+
+        It counts as reported then.
+        """
+        if isinstance(event, DelayedNode):
+            news = not self.told and event.why != self.delay
+            self.delay = event.why if news else self.delay
+            return news
         lost = isinstance(event, LostNode)
         if self.lost or (self.told and not lost):
             return False

@@ -111,6 +111,15 @@ class LeavingNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedNode:
+    """A node that is not up yet, and what the provider knows of the reason; `why` is empty once nothing delays it any more."""
+
+    node_id: NodeId
+    token: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndedOrder:
     """An order whose machines were stopped with the head: it is over, and the next head does not repeat it.
 
@@ -169,8 +178,8 @@ class NodeProvider(Protocol):
         """
         ...
 
-    def observe(self) -> Sequence[LostNode | LeavingNode]:
-        """Return the nodes that ended or began to leave since the last call, or while no head ran. Never blocks."""
+    def observe(self) -> Sequence[LostNode | LeavingNode | DelayedNode]:
+        """Return the nodes that ended, began to leave, or wait for a new reason since the last call, or while no head ran. Never blocks."""
         ...
 
     def machines(self, settings: Mapping[str, str]) -> Sequence[ListedMachine]:

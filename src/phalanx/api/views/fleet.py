@@ -148,9 +148,9 @@ def _place(node: Node) -> Sequence[tuple[str, str]]:
 
 
 def node_condition(node: Node) -> str:
-    """Return the state of a node in one word: "up", "down", "cordoned" or "draining"."""
+    """Return the state of a node in one word: "up", "provisioning", "down", "cordoned" or "draining"."""
     if node.state is NodeState.DOWN:
         return "down"
     if node.cordon is None:
-        return "up"
+        return "provisioning" if node.provisioning_reason else "up"
     return "draining" if node.cordon.drain else "cordoned"

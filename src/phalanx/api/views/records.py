@@ -461,6 +461,7 @@ def node_view(
         power_cap=_power_cap_view(node.power_cap),
         power_error=node.power_error,
         version=node.version,
+        provisioning=node.provisioning_reason,
         extras=dict(node.extras),
         extras_used=dict(extras_of(pair for _, grant in grants for pair in grant.extras)),
         nics=[

@@ -189,7 +189,7 @@ def node_lines(
     virtual = ", virtual" if devices and all(device.virtual for device in devices) else ""
     total = f"{held} of {cells.count(len(devices), 'device')} in use{virtual}"
     total += f"; {cells.count(down, 'node')} down" if down else ""
-    coming = sum(node.state in COMING_STATES for node in ordered)
+    coming = sum(node.state in COMING_STATES for node in ordered) + sum(bool(node.provisioning) for node in found)
     return [*lines, total + (f"; {cells.count(coming, 'node')} on the way" if coming else "")]
 
 
@@ -243,7 +243,10 @@ def _why(node: NodeView, now_s: float) -> str:
     slow = f"slow: {node.slow}" if node.slow else ""
     bad = f"used last: {node.bad_node}" if node.bad_node and node.cordon is None else ""
     outside = f"other processes: {', '.join(node.outside)}" if node.outside else ""
-    return "; ".join(filter(None, [cordon, slow, bad, outside, reservations.reservation_summary(node.reserved, now_s)]))
+    awaited = node.provisioning
+    return "; ".join(
+        filter(None, [cordon, awaited, slow, bad, outside, reservations.reservation_summary(node.reserved, now_s)])
+    )
 
 
 def device_mark(device: DeviceView, screen: Terminal) -> str:

@@ -144,6 +144,9 @@ def apply_outcome(context: StepContext, report: ProviderReported) -> None:
                 _give_up(context, member, report.why)
             else:
                 _drain(context, member, report.why)
+        case ProviderOutcome.DELAYED:
+            if member.state in COMING_STATES and member.problem != report.why:
+                context.change.put(replace(member, problem=report.why))
         case ProviderOutcome.LOST:
             # The start of a requested node is repeated anyway.
             if member.state is not PoolNodeState.REQUESTED and not member.given_up:

@@ -45,7 +45,7 @@ class UsageState(enum.StrEnum):
     first step or first activity. IDLE: processes hold it and do nothing. UNOCCUPIED: held without a process. HUNG: steps were reported and have
     stopped coming. LOST: held by a gang that failed, until it is released or starts again. PREEMPTED: its job stops to make room for others.
 
-    RESERVED: kept free by a reservation. PROVISIONING: ordered from a provider, and paid, but not up yet. BROKEN: down, unhealthy, or cordoned
+    RESERVED: kept free by a reservation. PROVISIONING: ordered from a provider or awaited from an autoscaler, but not up yet. BROKEN: down, unhealthy, or cordoned
     for a fault. DRAINING: cordoned by an operator or a pool. FRAGMENTED: free, but no request that waits or is usual fits. FREE_DEMAND: free
     although a job that waits could use it; the note says why it does not. FREE: no job wants it.
     """
@@ -182,6 +182,8 @@ def node_condition(node: Node | None, member: PoolNode | None) -> NodeCondition:
         return NodeCondition.BROKEN
     if cordon is not None or (member is not None and member.leaving):
         return NodeCondition.DRAINING
+    if node is not None and node.provisioning_reason:
+        return NodeCondition.PROVISIONING
     return NodeCondition.IN_SERVICE
 
 

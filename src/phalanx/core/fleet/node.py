@@ -114,6 +114,7 @@ class Node:
         power_error: why the limits could not be set or restored, for messages.
         datasets: the datasets of which it has a copy, by key.
         version: release of its supervisor; empty of one that does not say.
+        provisioning_reason: of a declared place: for whom its engine's cluster still has to start the machine; empty if it has one, or none is needed.
     """
 
     id: NodeId
@@ -150,6 +151,7 @@ class Node:
     power_error: str = ""
     version: str = ""
     datasets: tuple[HeldDataset, ...] = ()
+    provisioning_reason: str = ""
 
     @property
     def site(self) -> str:

@@ -305,7 +305,7 @@ class PoolNode:
         machine: the provider's id of its machine; empty until the provider has confirmed it, and for a provider without ids.
         machine_since_s: since when the machine is charged, by the provider's clock, else since it confirmed the order; 0 before.
         ever_unanswered: the provider did not answer a call to start it, which may still arrive.
-        unanswered: calls of its present state that the provider did not answer; `problem`: why the last one.
+        unanswered: calls of its present state that the provider did not answer; `problem`: why the last one, or why the node is not up yet.
     """
 
     id: NodeId

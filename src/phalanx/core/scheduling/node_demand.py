@@ -9,7 +9,7 @@ they admit a gang only on a larger fleet, further nodes are ordered with it. A g
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,6 +34,7 @@ from phalanx.core.work.share import MILLI_PER_DEVICE
 
 JOBS_MAX: Final = 512  # waiting jobs considered at once; later ones follow when these run
 JOBS_SEEN_MAX: Final = 2048  # looked at for them: to say why a job waits costs more than to place it here
+DELAYS_MAX: Final = 3  # reasons named for one job
 NODES_PER_S: Final = 2_000  # a larger fleet is read less often: 12,500 nodes take 0.2 s
 CAPACITY_REASONS: Final = frozenset(
     {
@@ -153,6 +154,7 @@ def node_demand(
     texts: dict[JobId, str] = {}
     for job in waiting:
         pooled: dict[PoolId, int] = {}
+        delays: dict[str, None] = {}
         gang = trial.take_gang(job, judge)
         if not gang and later is not None and (text := _wait_text(later.take_gang(job), closed)):
             texts[job.id] = text
@@ -161,15 +163,15 @@ def node_demand(
                 used.add(slot.node.id)
                 continue
             pooled[slot.pool.id] = pooled.get(slot.pool.id, 0) + 1
+            coming = cluster.pool_nodes.get(slot.node.id)
+            if coming is not None and coming.problem:
+                delays[coming.problem] = None
             if slot.new:
                 slot.new = False
                 counts[slot.pool.id] = counts.get(slot.pool.id, 0) + 1
                 orders.setdefault(slot.pool.id, []).append(job.id)
         if pooled:
-            texts[job.id] = "; ".join(
-                f"pool {name} is starting {count} node{'' if count == 1 else 's'} for it"
-                for name, count in sorted(pooled.items())
-            )
+            texts[job.id] = _coming_text(pooled, list(delays))
         if judge is not None and (text := judge.text_of(job.id)):
             texts[job.id] = "; ".join(filter(None, (texts.get(job.id), text)))
     wanted = [
@@ -216,6 +218,15 @@ def _wait_text(gang: list[_Slot], closed: Mapping[PoolId, str]) -> str:
     """Why the pools that the gang needs start no node for it now; "" if it needs none of them."""
     pools = {slot.pool.id for slot in gang if slot.pool is not None and slot.pool.id in closed}
     return "; ".join(closed[name] for name in sorted(pools))
+
+
+def _coming_text(counts: Mapping[PoolId, int], delays: Sequence[str]) -> str:
+    """Which pools start how many nodes, and why those ordered before are not up yet."""
+    starting = [
+        f"pool {name} is starting {count} node{'' if count == 1 else 's'} for it"
+        for name, count in sorted(counts.items())
+    ]
+    return "; ".join([*starting, *delays[:DELAYS_MAX]])
 
 
 def demand_period_s(nodes: int, least_s: float) -> float:

@@ -295,7 +295,7 @@ class ProviderOutcome(enum.StrEnum):
     """What a provider reports of an order: it is being started, could not be, is stopped, will end soon, or ended by itself.
 
     REFUSED: the offer brings no node now, and nothing was started. UNANSWERED: the call may have been carried out or not. ENDED: it was stopped
-    with the head, and is over.
+    with the head, and is over. DELAYED: why the node is not up yet; without a reason, nothing delays it any more.
     """
 
     STARTED = "started"
@@ -306,6 +306,7 @@ class ProviderOutcome(enum.StrEnum):
     REFUSED = "refused"
     UNANSWERED = "unanswered"
     ENDED = "ended"
+    DELAYED = "delayed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

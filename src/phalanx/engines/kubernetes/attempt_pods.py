@@ -67,6 +67,7 @@ class AttemptPods:
         wait_text: why it waits for nodes of an autoscaler, as reported last; empty if it does not.
         wait_reported_s: when that was.
         wait_note: what an autoscaler said of its pods then.
+        awaited: nodes whose pods Kubernetes has not placed while the attempt waits for an autoscaler.
     """
 
     attempt: Attempt
@@ -81,6 +82,7 @@ class AttemptPods:
     wait_text: str = ""
     wait_reported_s: float = 0.0
     wait_note: str = ""
+    awaited: tuple[NodeId, ...] = ()
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -153,9 +155,18 @@ def evaluate(
     if order.phase is PodsPhase.WAITING and all(state is not None and state.node for state in states):
         if order.wait_text or order.attempt.queued_why:
             placed = AttemptQueued(job_id=order.attempt.job_id, epoch=order.attempt.epoch, why="")
-            return PodsUpdate(pods=replace(order, phase=PodsPhase.PLACED, wait_text=""), events=(placed,))
+            placed_pods = replace(order, phase=PodsPhase.PLACED, wait_text="", awaited=())
+            return PodsUpdate(pods=placed_pods, events=(placed,))
         order = replace(order, phase=PodsPhase.PLACED)
     return _lost_seats(order, states, now_s) if connected else PodsUpdate(pods=order)
+
+
+def awaited_by(node: NodeId, orders: Sequence[AttemptPods]) -> str:
+    """Return whose pods wait for a machine to stand behind a declared place; empty if a pod there has a node, or none waits."""
+    there = [one for one in orders if node in one.nodes and one.phase is not PodsPhase.SETTLED]
+    if not all(node in one.awaited for one in there):
+        return ""
+    return ", ".join(f"job {one.attempt.job_id}" for one in there)
 
 
 def has_lost_members(attempt: Attempt) -> bool:
@@ -266,19 +277,28 @@ def _without_node(
     names = ", ".join(waiting)
     if age_s < node_wait_s:
         text = f"no node in Kubernetes yet for {names}: {reasons}"
-        return _await_node(order, text, now_s, node_wait_s - age_s, note)
+        return _await_node(
+            replace(order, awaited=tuple(waiting)), order.awaited, text, now_s, node_wait_s - age_s, note
+        )
     limit_s = max(least_s, node_wait_s)
     what = f"{', '.join(holders)} took {names}" if holders else f"Kubernetes did not place the pods for {names}"
     text = f"{what} within {format_duration(limit_s)}: {reasons}" + (f"; {note}" if note else "")
     return replace(_withdraw(order, text, tuple(waiting), EndCause.CONTENDED), contended=tuple(waiting))
 
 
-def _await_node(order: AttemptPods, text: str, now_s: float, left_s: float, note: str) -> PodsUpdate | None:
-    """Report why the gang waits, at most each `WAIT_REPORT_S`, and at once what an autoscaler says newly.
+def _await_node(
+    order: AttemptPods, before: tuple[NodeId, ...], text: str, now_s: float, left_s: float, note: str
+) -> PodsUpdate | None:
+    """Report why the gang waits, at most each `WAIT_REPORT_S`, and at once what an autoscaler says newly or which pods got a node.
 
-    Its pods are what makes an autoscaler start nodes, so they stay.
+    Its pods are what makes an autoscaler start nodes, so they stay. `before`: the nodes that it waited for at the last look.
     """
-    if order.wait_text and note == order.wait_note and now_s - order.wait_reported_s < WAIT_REPORT_S:
+    if (
+        order.wait_text
+        and order.awaited == before
+        and note == order.wait_note
+        and now_s - order.wait_reported_s < WAIT_REPORT_S
+    ):
         return None
     ending = f"given up in {format_duration(left_s)}" + ("" if note else " unless an autoscaler starts one")
     waits = AttemptQueued(

@@ -42,12 +42,16 @@ class AutoscalerNote:
 
 @dataclass(slots=True, kw_only=True)
 class AutoscalerNotes:
-    """Reads the events of one namespace while pods wait there. Without the right to list events, nothing is known."""
+    """Reads the events of one namespace while pods wait there. Without the right to list events, nothing is known.
+
+    Attributes:
+        found: the last note about each pod, by the pod's name, as it was read last.
+    """
 
     api: KubernetesApi
     namespace: str
+    found: Mapping[str, AutoscalerNote] = field(default_factory=dict)
     _due_s: float = 0.0
-    _found: Mapping[str, AutoscalerNote] = field(default_factory=dict)
 
     def read(self) -> Mapping[str, AutoscalerNote]:
         """Return the last note about each pod, by the pod's name. The server is asked at most each `EVERY_S`."""
@@ -56,12 +60,12 @@ class AutoscalerNotes:
             self._due_s = now_s + EVERY_S
             try:
                 path = ResourcePath("events", namespace=self.namespace)
-                self._found = notes_of(self.api.list(path, fields=_SELECTOR))
+                self.found = notes_of(self.api.list(path, fields=_SELECTOR))
             except PhalanxError as error:
                 _log.info("what an autoscaler says of waiting pods is unknown: %s", error)
                 forbidden = isinstance(error, KubernetesError) and error.is_forbidden
-                self._found, self._due_s = {}, now_s + (FORBIDDEN_S if forbidden else EVERY_S)
-        return self._found
+                self.found, self._due_s = {}, now_s + (FORBIDDEN_S if forbidden else EVERY_S)
+        return self.found
 
 
 def notes_of(events: Iterable[Mapping[str, Any]]) -> dict[str, AutoscalerNote]:

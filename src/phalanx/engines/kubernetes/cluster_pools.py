@@ -27,7 +27,16 @@ from phalanx.engines.kubernetes.resident_setup import create_resident_pods
 from phalanx.engines.kubernetes.rest import KubernetesApi
 from phalanx.engines.kubernetes.rights import RIGHTS
 from phalanx.ports.engine import EngineContext
-from phalanx.ports.provider import CloudRight, CloudRights, EndedOrder, LeavingNode, LostNode, NodeOrder, PoolTerms
+from phalanx.ports.provider import (
+    CloudRight,
+    CloudRights,
+    DelayedNode,
+    EndedOrder,
+    LeavingNode,
+    LostNode,
+    NodeOrder,
+    PoolTerms,
+)
 
 TEMPLATE_FOLDER: Final = "pod-templates"  # of the state folder
 OPEN_AGAIN_S: Final = 30.0
@@ -101,8 +110,8 @@ class ClusterPools:
         """Delete the pod; raises as `ResidentPods.stop`."""
         return self._pods(order.settings).stop(order)
 
-    def observe(self) -> Sequence[LostNode | LeavingNode]:
-        """Return the pods that ended, or that Kubernetes takes."""
+    def observe(self) -> Sequence[LostNode | LeavingNode | DelayedNode]:
+        """Return the pods that ended, that Kubernetes takes, or that wait for a new reason."""
         if self._unopened:
             self._open_rest()
         with self._guard:

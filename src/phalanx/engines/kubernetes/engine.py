@@ -485,11 +485,15 @@ class KubernetesEngine:
 
     def _declared_nodes(self) -> dict[NodeId, Node | str]:
         found: dict[NodeId, Node | str] = {}
+        holding = [one for one in self._orders.values() if one.attempt.holds_allocation]
         for index in range(self.scope.places):
             name = inventory.declared_name(index)
-            contended = self._contended.get(name, (0.0, ""))[1]
             found[name] = inventory.declared_node(
-                index, self.scope.gpus_per_place, contended=contended, granted=self._granted(name)
+                index,
+                self.scope.gpus_per_place,
+                contended=self._contended.get(name, (0.0, ""))[1],
+                granted=self._granted(name),
+                awaited=attempt_pods.awaited_by(name, holding),
             )
         return found
 

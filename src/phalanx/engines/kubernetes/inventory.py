@@ -80,8 +80,18 @@ def fleet_node(
     )
 
 
-def declared_node(index: int, gpus: int, *, contended: str = "", granted: frozenset[int] = frozenset()) -> Node:
-    """Build the record of a place for pods, where the cluster's nodes cannot be listed. Any node of the cluster may run it."""
+def declared_node(
+    index: int, gpus: int, *, contended: str = "", granted: frozenset[int] = frozenset(), awaited: str = ""
+) -> Node:
+    """Build the record of a place for pods, where the cluster's nodes cannot be listed. Any node of the cluster may run it.
+
+    Args:
+        index: of the place.
+        gpus: that pods there may have together.
+        contended: as in `fleet_node`.
+        granted: as in `fleet_node`.
+        awaited: which job's pod there waits for a node of an autoscaler; empty if none does.
+    """
     free = tuple(place for place in range(gpus) if place not in granted)
     return Node(
         id=declared_name(index),
@@ -94,6 +104,7 @@ def declared_node(index: int, gpus: int, *, contended: str = "", granted: frozen
         hostname="",
         per_attempt=True,
         foreign_usage=ForeignUsage(devices=free, owners=(contended,)) if contended and free else NO_FOREIGN_USAGE,
+        provisioning_reason=f"no node in Kubernetes yet for {awaited}" if awaited else "",
     )
 
 

@@ -12,9 +12,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest, PhalanxError
@@ -23,7 +22,14 @@ from phalanx.core.fleet.node_pool import ChargedMachine, NodeTemplate
 from phalanx.core.ids import NodeId
 from phalanx.core.units import format_duration
 from phalanx.engines.kubernetes import inventory, render
-from phalanx.engines.kubernetes.attempt_pods import IMAGE_LIMIT_S, MISSING_S, NO_CONTAINER, NO_IMAGE, START_LIMIT_MAX_S
+from phalanx.engines.kubernetes.attempt_pods import (
+    IMAGE_LIMIT_S,
+    MISSING_S,
+    NO_CONTAINER,
+    NO_IMAGE,
+    START_LIMIT_MAX_S,
+    START_LIMIT_S,
+)
 from phalanx.engines.kubernetes.autoscaler_notes import AutoscalerNotes, notes_in_words
 from phalanx.engines.kubernetes.cluster_view import ObjectTable
 from phalanx.engines.kubernetes.departures import closing_taint
@@ -39,6 +45,7 @@ from phalanx.engines.resident_nodes import EngineProvider, ToldNode
 from phalanx.engines.resident_option import GPUS_MAX
 from phalanx.ports.provider import (
     CallUnanswered,
+    DelayedNode,
     EndedOrder,
     LeavingNode,
     LostNode,
@@ -108,6 +115,7 @@ class ResidentPods(EngineProvider):
     _pods: ObjectTable[PodState] = field(init=False)
     _nodes: ObjectTable[KubernetesNode] = field(init=False)
     _notes: AutoscalerNotes = field(init=False)
+    _notes_asked: Future[object] | None = None
     _changed: threading.Event = field(default_factory=threading.Event)
     _failing: bool = False
     _owner: tuple[float, Manifest] | None = None
@@ -149,7 +157,7 @@ class ResidentPods(EngineProvider):
         now_s = time.monotonic()
         for order in orders:
             name = pod_name(self.settings, order)
-            self._held[order.node_id] = ResidentPod(order=order, name=name, created_s=now_s, seen=True)
+            self._held[order.node_id] = ResidentPod(order=order, name=name, created_s=now_s, seen=True, delay=None)
         labels = f"{self.settings.selector},{RESIDENT_LABEL}=true"
         watched: list[tuple[ResourcePath, Any, str]] = [(self._path("pods"), self._pods, labels)]
         if self.lists_nodes:
@@ -210,21 +218,25 @@ class ResidentPods(EngineProvider):
             self._delete_owner(self.api)
         return ()
 
-    def observe(self) -> Sequence[LostNode | LeavingNode]:
-        """Return the pods that ended, that Kubernetes deletes, or whose node may not run them any more."""
+    def observe(self) -> Sequence[LostNode | LeavingNode | DelayedNode]:
+        """Return the pods that ended, that Kubernetes deletes, whose node may not run them any more, or that wait for a new reason."""
         if self._failing or not self._pods.listed or (self.lists_nodes and not self._nodes.listed):
             return ()  # what is known is old: nothing is concluded from it
         pods, now_s = {pod.name: pod for pod in self._pods.current().values()}, time.monotonic()
         nodes = self._nodes.current() if self.lists_nodes else {}
         self._delete_strays(pods)
-        found: list[LostNode | LeavingNode] = []
+        found: list[LostNode | LeavingNode | DelayedNode] = []
         for held in self._held.values():
             pod = pods.get(held.name)
             held.seen = held.seen or pod is not None
             node = None if pod is None else nodes.get(pod.node)
             silent_s = now_s if held.silent_s is None else held.silent_s
             held.silent_s = silent_s if node is not None and node.not_ready else None
-            event = judge(held, pod, node, self.settings, now_s, said=partial(self._said, held.name))
+            note = self._note(held, pod, now_s)
+            event: LostNode | LeavingNode | DelayedNode | None = judge(held, pod, node, self.settings, now_s, note)
+            if event is None and pod is not None:
+                why = delay_of(held, pod, self.settings, now_s, note)
+                event = DelayedNode(node_id=held.order.node_id, token=held.order.token, why=why)
             if event is not None and held.is_news(event):
                 found.append(event)
         return found
@@ -249,9 +261,16 @@ class ResidentPods(EngineProvider):
         self.api.ended.set()
         return ()
 
-    def _said(self, name: str) -> str:
-        """Return what an autoscaler said of a pod, where the head's rights are for waiting for one."""
-        return notes_in_words([name], self._notes.read()) if self.settings.node_wait_s else ""
+    def _note(self, held: ResidentPod, pod: PodState | None, now_s: float) -> str:
+        """Return what an autoscaler said of a pod without a node, where the head's rights are for waiting for one.
+
+        Events are read by the worker, as the server may be slow to list them.
+        """
+        if not self.settings.node_wait_s or pod is None or pod.node or now_s - held.created_s < START_LIMIT_S:
+            return ""
+        if self._notes_asked is None or self._notes_asked.done():
+            self._notes_asked = self._worker.submit(self._notes.read)
+        return notes_in_words([held.name], self._notes.found)
 
     def _delete_owner(self, api: KubernetesApi) -> None:
         if not self.owner_stays:
@@ -334,12 +353,12 @@ def judge(
     node: KubernetesNode | None,
     settings: PodSettings,
     now_s: float,
-    said: Callable[[], str] = str,
+    note: str = "",
 ) -> LostNode | LeavingNode | None:
     """Return what the state of its pod means for a node: it is lost, it leaves, or None for neither.
 
-    Lost means that no process of it is left. Only the node itself can say so, by the exit code of the container. `said` returns what an
-    autoscaler said of the pod.
+    Lost means that no process of it is left. Only the node itself can say so, by the exit code of the container. `note`: what an autoscaler
+    said of the pod.
     """
     order, age_s = held.order, now_s - held.created_s
 
@@ -357,10 +376,10 @@ def judge(
     if pod.deleting:
         return leaves(f"pod {held.name} is being deleted in Kubernetes")
     if not pod.node:
-        limit_s = max(START_LIMIT_MAX_S, settings.node_wait_s)
+        limit_s = _node_limit_s(settings)
         if age_s < limit_s:
             return None
-        why = "; ".join(filter(None, (pod.unschedulable or "no scheduler has answered", said())))
+        why = _why_no_node(pod, note)
         return leaves(f"Kubernetes did not place pod {held.name} within {format_duration(limit_s)}: {why}")
     failed = pod.waiting in NO_CONTAINER or pod.waiting in NO_IMAGE
     if failed and age_s >= IMAGE_LIMIT_S:
@@ -374,6 +393,26 @@ def judge(
         if taint is not None:
             return leaves(f"{pod.node} has the taint {taint.key}:{taint.effect}, which our pods do not tolerate")
     return None
+
+
+def delay_of(held: ResidentPod, pod: PodState, settings: PodSettings, now_s: float, note: str) -> str:
+    """Return why a pod does not run yet, once that takes longer than usual; empty if nothing delays it. `note`: as in `judge`."""
+    if not pod.node:
+        if now_s - held.created_s < START_LIMIT_S:
+            return ""
+        limit = format_duration(_node_limit_s(settings))
+        return f"no node in Kubernetes yet: {_why_no_node(pod, note)}; given up after {limit} without one"
+    if pod.waiting in NO_CONTAINER or pod.waiting in NO_IMAGE:
+        return f"the pod cannot start yet on {pod.node}: {pod.waiting}: {pod.waiting_text}"
+    return ""
+
+
+def _node_limit_s(settings: PodSettings) -> float:
+    return max(START_LIMIT_MAX_S, settings.node_wait_s)
+
+
+def _why_no_node(pod: PodState, note: str) -> str:
+    return "; ".join(filter(None, (pod.unschedulable or "no scheduler has answered", note)))
 
 
 def pod_name(settings: PodSettings, order: NodeOrder) -> str:

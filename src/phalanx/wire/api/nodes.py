@@ -144,6 +144,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         power_cap: None without one.
         power_error: why its power limits could not be set or restored; empty if they could.
         version: release of its supervisor; empty if it is not known.
+        provisioning: for which job an autoscaler still has to start the machine of this declared place; empty if that is not so.
         pool, pool_state, price_per_h: the pool that started it, its state there, and its price in US dollars an hour; empty and None if none did.
     """
 
@@ -183,12 +184,15 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     power_cap: PowerCapView | None = None
     power_error: str = ""
     version: str = ""
+    provisioning: str = ""
 
 
 def node_state(node: NodeView) -> str:
     """Return the state of a node in one word: `up`, or why it takes no new work."""
     if node.state is NodeState.DOWN:
         return "down"
+    if node.cordon is None and node.provisioning:
+        return "provisioning"
     if node.cordon is None:
         return "reserved" if any(reserved.begun for reserved in node.reserved) else "up"
     if not node.cordon.drain:
@@ -203,7 +207,7 @@ class OrderedNodeView(msgspec.Struct, frozen=True, kw_only=True):
         node: what the provider starts, such as "h100-80gb:8".
         model, gpus: of its devices.
         price_per_h: in US dollars an hour, from `requested_s` on.
-        why: the jobs that it is for, or why it is given up.
+        why: the jobs that it is for and why it is not up yet, or why it is given up.
     """
 
     id: NodeId

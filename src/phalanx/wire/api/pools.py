@@ -16,7 +16,7 @@ class PoolNodeView(msgspec.Struct, frozen=True, kw_only=True):
         why: why it was ordered, is down, or is released.
         offer: by which it is started; empty if the pool has only one.
         machine: the provider's id of its machine.
-        problem: why the provider could not answer the last call for it.
+        problem: why the provider could not answer the last call for it, or why it is not up yet.
     """
 
     id: NodeId
