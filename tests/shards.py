@@ -161,6 +161,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_drills.py::test_planned_stop_of_the_head_is_not_noticed_by_a_job_even_past_the_lease",
     "tests/e2e/test_energy.py",
     "tests/e2e/test_data_campaign.py",
+    "tests/e2e/test_data_mount_campaign.py",
     "tests/e2e/test_object_checkpoints_campaign.py",
     "tests/e2e/test_object_outputs_campaign.py",
     "tests/unit/test_output_objects.py",
@@ -494,10 +495,14 @@ SHARDS: tuple[Shard, ...] = (
         sources=("executor", "submitit", "api/live", "node/shell"),
     ),
     Shard(
-        title="datasets: eight nodes over shaped links, accounts of several users, a killed program, an S3 server",
-        tests=("tests/e2e/test_data_campaign.py", "tests/unit/test_object_store_source.py"),
+        title="datasets: eight nodes over shaped links, accounts of several users, a killed program, an S3 server, mounts of it",
+        tests=(
+            "tests/e2e/test_data_campaign.py",
+            "tests/e2e/test_data_mount_campaign.py",
+            "tests/unit/test_object_store_source.py",
+        ),
         sources=("node/data", "node/prepare", "api/nodes"),
-        needs=("s3-tools",),
+        needs=("s3-tools", "mount-tools"),
     ),
     Shard(
         title="models served without a job file, over two nodes and from a job's outputs; chats with them",

@@ -43,7 +43,7 @@ def test_options_add_to_the_file_and_replace_its_names_and_mode(tmp_path):
         (["--data", "train"], "--data: train has no valid source"),
         (["--data", "train=ftp://x"], "--data: train: ftp://x is not a source"),
         (["--data", "=s3://b"], "--data: '' is not a name"),
-        (["--data", "t=s3://b", "--data-mode", "mount"], "--data: t: s3:// cannot be mounted"),
+        (["--data", "t=hf://datasets/a/b", "--data-mode", "mount"], "--data: t: hf:// cannot be mounted"),
     ],
 )
 def test_a_wrong_option_is_refused(words, message):

@@ -38,6 +38,7 @@ def test_job_carries_its_datasets_and_their_mode():
     assert found.data_mode is DataMode.STREAM
     assert not found.has_long_preparation
     assert spec({"train": "hf://datasets/a/b"}).stages_data
+    assert not spec({"train": "s3://b/p", "mode": "mount"}).stages_data
     assert data_variable("train") == "PHALANX_DATA_TRAIN"
 
 
@@ -50,7 +51,7 @@ def test_job_carries_its_datasets_and_their_mode():
         ({"x": "ftp://b/p"}, "not a source"),
         ({"x": "s3://"}, "not a source"),
         ({"x": "https://ann:word@example.org/x"}, "contains a password"),
-        ({"x": "s3://b/p", "mode": "mount"}, "cannot be mounted"),
+        ({"x": "hf://datasets/a/b", "mode": "mount"}, "cannot be mounted"),
         ({"x": "/a", "X": "/b"}, "only in capitals"),
         ({"x": "/a", "mode": "later"}, "not known"),
         ({"x": "/a\n/b"}, "no valid source"),

@@ -436,6 +436,7 @@ def test_extras_are_the_promised_ones():
         "gateway",
         "sweep",
         "data",
+        "mount",
         "dev",
     }
     assert set(project_file()["project"]["optional-dependencies"]) == promised

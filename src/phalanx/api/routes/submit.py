@@ -143,7 +143,7 @@ def submit_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:
 
 
 def _data_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:
-    if not spec.stages_data:
+    if not spec.data:
         return []
     return data_note(spec.data, spec.data_mode, {node.id: node.datasets for node in runtime.services.store.nodes()})
 

@@ -43,7 +43,7 @@ from phalanx.core.state.records import PROJECTS
 from phalanx.core.units import format_duration
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, JobState, WaitReasonCode, code_beside
-from phalanx.core.work.job_file.data_sources import data_note
+from phalanx.core.work.job_file.data_sources import data_note, mount_notes
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.users import Action
 from phalanx.wire.api.jobs import JobBody, staging_text
@@ -343,9 +343,11 @@ class _Explanation:
 
 
 def _with_data(services: HeadServices, headline: str, job: Job, whole: bool) -> str:
-    """Add why the job that copies its data waits, which nodes have the data, and how long a copy takes elsewhere."""
-    if not whole or not job.spec.stages_data:
+    """Add why the job that copies its data waits, which nodes have the data, and how long a copy takes elsewhere; or that they mount it."""
+    if not whole:
         return headline
+    if not job.spec.stages_data:
+        return "; ".join([headline, *mount_notes(job.spec.data, job.spec.data_mode)])
     held = {node.id: node.datasets for node in services.store.nodes()}
     now = staging_text(staging_views(live_staging(services, job, None)))
     copies = [one.job_id for one in job.unmet_dependencies if one.kind is DependencyKind.DATA]

@@ -28,6 +28,7 @@ from phalanx.core.work.job import (
     PublishedCheckpoint,
     WaitReasonCode,
 )
+from phalanx.core.work.job_file.data_sources import mount_notes
 from phalanx.core.work.job_file.trackers import tracked_job
 from phalanx.core.work.job_file.web_ports import web_path
 from phalanx.core.work.queue import Project
@@ -165,7 +166,7 @@ def job_view(
         on_end=str(spec.on_end or "") if show_all else "",
         unmet=[str(one) for one in job.unmet_dependencies] if job.state is JobState.PENDING else [],
         begin_s=spec.begin_s,
-        terms=constraint_texts(spec),
+        terms=[*constraint_texts(spec), *(mount_notes(spec.data, spec.data_mode) if show_all else [])],
         plan=spec.plan,
         resources=dict(spec.role.extras),
         licences=dict(spec.role.licences),

@@ -23,6 +23,7 @@ from phalanx import __version__
 from phalanx.cli.cluster.state_folder import read_cluster_file
 from phalanx.core.units import GIB, MIB, format_bytes, format_duration
 from phalanx.durable_files import time_durable_write
+from phalanx.node.data.rclone_remote import find_rclone, why_no_mounts
 from phalanx.node.logic.operator_hooks import HooksInvalid
 from phalanx.node.logic.software import listing
 from phalanx.node.prepare.conda_search import find_conda
@@ -71,6 +72,7 @@ def run_machine_checks(home: str, port: int) -> Iterator[Finding]:
         "open files": check_open_files,
         "clock": check_clock,
         "software": check_software,
+        "mounts": check_mounts,
         "hooks": check_hooks,
         "port": lambda: check_port(home, port),
     }
@@ -94,6 +96,14 @@ def check_software() -> Finding:
     }
     says = "; ".join(f"{form}: {where}" for form, where in found.items() if where)
     return Finding(what="software", level=Severity.OK, says=says or "no conda, modules or uv")
+
+
+def check_mounts() -> Finding:
+    """Show whether jobs can mount object stores here (`data` with `mode: mount`) if this account runs the node; nothing else needs it."""
+    path = os.environ.get("PATH", os.defpath)
+    why = why_no_mounts(path)
+    says = f"none: {why}" if why else f"object stores, by {find_rclone(path)}"
+    return Finding(what="mounts", level=Severity.OK, says=says)
 
 
 def check_hooks() -> Finding:

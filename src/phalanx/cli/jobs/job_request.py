@@ -451,7 +451,7 @@ _OPTIONS: Final = (
     click.option(
         "--data-mode",
         type=click.Choice([mode.value for mode in DataMode]),
-        help="How the datasets reach the ranks: a copy on the node (stage), the address (stream), or the path (mount).",
+        help="How the datasets reach the ranks: a copy on the node (stage), the address (stream), or a folder that is read on demand (mount).",
     ),
     click.option(
         "--port",

@@ -1,4 +1,4 @@
-"""Provides the datasets that a job names: a copy in the node's cache, the folder itself, or the address. `node.data` has the program that copies."""
+"""Provides the datasets that a job names: a copy in the node's cache, the folder itself, a mount, or the address. `node.data` has the program that copies."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from phalanx.node.files.job_accounts import acting_as, open_for_writing
 from phalanx.node.files.preparation_error import PreparationFailed
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.prepare.cached_folders import hold_folder, read_answer
+from phalanx.node.prepare.data_mounts import DataMounts
 from phalanx.node.prepare.data_server import DataServers
 from phalanx.node.prepare.setup_runner import DATA_TASK, run_setup_command
 from phalanx.wire.supervisor import StagingSample
@@ -38,6 +39,7 @@ def provide(
     limit: str,
     servers: DataServers,
     held: HeldDatasets,
+    mounts: DataMounts,
     variables: Mapping[str, str],
     open_output: Callable[[], int],
 ) -> None:
@@ -49,6 +51,7 @@ def provide(
         limit: of the datasets' bytes as the operator wrote it; "" for the default.
         servers: of chunks, for other nodes.
         held: receives the datasets that are here now.
+        mounts: of object stores.
         variables: the environment of the program, with the job's credentials.
         open_output: as in `run_setup_command`.
 
@@ -61,7 +64,7 @@ def provide(
         case DataMode.STREAM:
             member.data = spec.data
         case DataMode.MOUNT:
-            member.data = tuple((name, _visible(member, name, source)) for name, source in spec.data)
+            member.data = _mounted(member, mounts, variables, open_output)
         case DataMode.STAGE:
             member.data = _staged(member, cache, limit, servers, held, variables, open_output)
 
@@ -77,6 +80,18 @@ def progress_of(member: MemberRuntime) -> StagingSample | None:
         return msgspec.convert({**found, "job_id": member.key.job_id, "epoch": member.key.epoch}, StagingSample)
     except (OSError, ValueError, TypeError, msgspec.MsgspecError):
         return None
+
+
+def _mounted(
+    member: MemberRuntime, mounts: DataMounts, variables: Mapping[str, str], open_output: Callable[[], int]
+) -> tuple[tuple[str, str], ...]:
+    """Paths as they are, and all others as mounts that last until the member is wound up."""
+    data = member.prepare.spec.data
+    there = {name: _visible(member, name, source) for name, source in data if local_path(source) is not None}
+    remote = tuple(one for one in data if one[0] not in there)
+    if remote:
+        there |= member.cleanup.enter_context(mounts.hold(member, remote, variables, open_output))
+    return tuple((name, there[name]) for name, _ in data)
 
 
 def _visible(member: MemberRuntime, name: str, source: str) -> str:

@@ -57,6 +57,7 @@ from phalanx.node.prepare import (
     software_environment,
 )
 from phalanx.node.prepare.command_check import check_program_and_script
+from phalanx.node.prepare.data_mounts import DataMounts
 from phalanx.node.prepare.data_server import DataServers
 from phalanx.node.prepare.hook_runner import OperatorHooks
 from phalanx.node.prepare.member_slices import hold_slices
@@ -105,6 +106,7 @@ class NodeServices:
         hooks: the programs of the node's operator.
         data_servers: serve chunks of datasets to other nodes.
         held_datasets: the datasets of which the node has a copy.
+        data_mounts: mount object stores.
         clock_offset_s: how far our wall clock is ahead of the head's.
         accounts: the account policy; its `folder` holds the files of other accounts' jobs, `folder` here holds ours.
     """
@@ -131,6 +133,7 @@ class NodeServices:
     hooks: OperatorHooks
     data_servers: DataServers
     held_datasets: HeldDatasets
+    data_mounts: DataMounts
     folder: str = ""
     accounts: JobAccountPolicy = SINGLE_ACCOUNT
 
@@ -456,7 +459,7 @@ def _make_slices(member: MemberRuntime, services: NodeServices) -> None:
 
 
 def _bring_data(member: MemberRuntime, services: NodeServices) -> None:
-    """Stage the datasets, before a container is made that mounts them."""
+    """Stage or mount the datasets, before a container is made that binds them."""
     spec = member.prepare.spec
     if not spec.data:
         return
@@ -467,6 +470,7 @@ def _bring_data(member: MemberRuntime, services: NodeServices) -> None:
         cache=services.cache_folder(member),
         servers=services.data_servers,
         held=services.held_datasets,
+        mounts=services.data_mounts,
         limit=services.base.get(data_staging.LIMIT_VARIABLE, ""),
         variables=environment.setup_environment(member.prepare, member.grant, services.node_view(member)),
         open_output=lambda: services.open_supervisor_output(member),

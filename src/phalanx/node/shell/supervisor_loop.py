@@ -83,7 +83,8 @@ from phalanx.node.member.rank_reports import RankReport
 from phalanx.node.member.scratch import scratch_of
 from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.power.limit_keeper import PowerLimitKeeper
-from phalanx.node.prepare import container_images, data_staging, member_preparation
+from phalanx.node.prepare import container_images, data_mounts, data_staging, member_preparation
+from phalanx.node.prepare.data_mounts import DataMounts
 from phalanx.node.prepare.data_server import DataServers
 from phalanx.node.prepare.hook_runner import OperatorHooks
 from phalanx.node.prepare.member_preparation import NodeServices
@@ -592,6 +593,13 @@ class SupervisorLoop:
             os.path.join(settings.accounts.folder or settings.folder, "mps"), settings.base.get("PATH", os.defpath)
         )
         mps.stop_leftovers()
+        mounts = DataMounts(
+            folder=os.path.join(settings.folder, "mounts"),
+            shared_folder=os.path.join(settings.accounts.folder, "mounts") if settings.accounts.folder else "",
+            path=settings.base.get("PATH", os.defpath),
+            cache_limit=settings.base.get(data_mounts.CACHE_VARIABLE, ""),
+        )
+        mounts.remove_leftovers()
         self._hooks.recover()
         if settings.slices is not None:
             settings.slices.recover(self._probe.devices())  # the processes of an earlier supervisor have ended by now
@@ -623,6 +631,7 @@ class SupervisorLoop:
             slices=settings.slices,
             data_servers=DataServers(settings.access, settings.supervisor_id, settings.node.address),
             held_datasets=self._held,
+            data_mounts=mounts,
             hooks=self._hooks,
             clock_offset_s=lambda: self._renewer.clock_offset_s,
             preflight_checks=PreflightChecks(

@@ -23,11 +23,12 @@ _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 _PRINTABLE: Final = re.compile(r"[^\x00-\x20\x7f-\x9f\u2028\u2029]+")
 OBJECT_STORES: Final = ("s3", "gs", "az")
 _SCHEMES: Final = (*OBJECT_STORES, "http", "https", "hf")
+_MOUNTED: Final = (*OBJECT_STORES, "http", "https")
 _KNOWN: Final = "a folder such as /nfs/train, or s3:// gs:// az:// https:// hf://"
 
 
 class DataMode(enum.StrEnum):
-    """STAGE: a copy on each node's disk. STREAM: the job gets the address and reads by itself. MOUNT: the folder as nodes see it."""
+    """STAGE: a copy on each node's disk. STREAM: the job gets the address and reads by itself. MOUNT: a folder that reads the source on demand."""
 
     STAGE = "stage"
     STREAM = "stream"
@@ -79,7 +80,7 @@ def data_note(
 ) -> list[str]:
     """The note about them that is shown before the start. `held`: the datasets of which each node has a copy."""
     if not sources or mode is not DataMode.STAGE:
-        return []
+        return mount_notes(sources, mode)
     notes = [f"data {', '.join(name for name, _ in sources)}: copied to each node before the ranks start"]
     for name, source in sources:
         key = dataset_key(source)
@@ -92,6 +93,14 @@ def data_note(
         nodes: list[str] = sorted(copies)
         notes.append(f"{name}: {format_bytes(size)}, on {fold_hostlist(nodes)} already{takes}")
     return notes
+
+
+def mount_notes(sources: tuple[tuple[str, str], ...], mode: DataMode) -> list[str]:
+    """The note about datasets that nodes mount: one or none. A path is there already."""
+    names = [name for name, source in sources if local_path(source) is None]
+    if mode is not DataMode.MOUNT or not names:
+        return []
+    return [f"data {', '.join(names)}: mounted on each node, 0 bytes to copy"]
 
 
 def _mode(value: object) -> DataMode:
@@ -117,7 +126,7 @@ def _source(name: object, text: object, mode: DataMode) -> str:
         raise BadRequest(f"data: {name}: {source[:80]} is not a source", hint=_KNOWN)
     if path is None and "@" in rest.partition("/")[0] and scheme in {"http", "https"}:
         raise BadRequest(f"data: {name}: the address contains a password", hint="give credentials by env")
-    if path is None and mode is DataMode.MOUNT:
+    if path is None and mode is DataMode.MOUNT and scheme not in _MOUNTED:
         raise BadRequest(
             f"data: {name}: {scheme}:// cannot be mounted", hint="mode: stage copies it, mode: stream gives its address"
         )

@@ -1,0 +1,85 @@
+"""FUSE mounts by system calls: make one and get the descriptor that its file system program serves, detach one, find those that are left.
+
+A program gets the descriptor instead of the right to mount, so it runs under the job's account. Source: fuse(4), mount(2), umount2(2),
+and the kernel's Documentation/filesystems/fuse.rst for the options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+from typing import Final
+
+DEVICE: Final = "/dev/fuse"
+_TYPE: Final = b"fuse.rclone"
+_SOURCE: Final = b"phalanx"
+_FLAGS: Final = 1 | 2 | 4  # MS_RDONLY, MS_NOSUID, MS_NODEV
+_DETACH: Final = 2  # MNT_DETACH: also while a process has a file of it open
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class MountUnavailable(Exception):
+    """This node cannot mount; the text says why, and what to do."""
+
+
+def why_not() -> str:
+    """Why this process cannot mount here, as far as can be said without a try; "" if it may."""
+    if not os.path.exists(DEVICE):
+        return f"{DEVICE} does not exist; load the kernel's module fuse"
+    if os.geteuid() != 0:
+        return "only a supervisor that runs as root can mount"
+    return ""
+
+
+def open_mount(path: str, uid: int, gid: int) -> int:
+    """Mount a read-only FUSE file system on a folder; returns the descriptor to serve. Requests wait until it is served.
+
+    The kernel checks the permissions that the file system reports. So a file with mode 0400 of `uid` is readable for that account and root.
+
+    Args:
+        path: a folder that only root can replace.
+        uid: of the account that serves it.
+        gid: its group.
+
+    Raises:
+        MountUnavailable: the node does not allow it.
+    """
+    if why := why_not():
+        raise MountUnavailable(why)
+    try:
+        descriptor = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise MountUnavailable(f"{DEVICE} cannot be opened: {error.strerror}") from error
+    options = f"fd={descriptor},rootmode=40000,user_id={uid},group_id={gid},allow_other,default_permissions"
+    if _libc.mount(_SOURCE, os.fsencode(path), _TYPE, _FLAGS, options.encode()) != 0:
+        number = ctypes.get_errno()
+        os.close(descriptor)
+        missing = "; the supervisor needs the capability CAP_SYS_ADMIN" if number == errno.EPERM else ""
+        raise MountUnavailable(f"mounting on {path} failed: {os.strerror(number)}{missing}")
+    return descriptor
+
+
+def detach(path: str) -> None:
+    """Unmount it, also while files are open; processes that wait for it get errors once its program ends. Idempotent."""
+    _libc.umount2(os.fsencode(path), _DETACH)
+
+
+def mounts_below(folder: str) -> list[str]:
+    """The folders below `folder` on which something is mounted, innermost first. See proc(5) for the columns of mountinfo."""
+    above = os.path.realpath(folder) + "/"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        places = [_OCTAL.sub(lambda found: chr(int(found[1], 8)), line.split()[4]) for line in file]
+    return sorted((place for place in places if place.startswith(above)), reverse=True)
+
+
+def remove_mount_folders(folder: str) -> None:
+    """Detach what is mounted below a folder, and remove it with the empty folders in it. Never enters or removes a file. Idempotent."""
+    for path in mounts_below(folder):
+        detach(path)
+    for at, _, _ in os.walk(folder, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(at)

@@ -1,0 +1,280 @@
+"""Mounts the object stores that a job names: `python -I -m phalanx.node.data.mount_main`, one process for each member with mounts.
+
+Started by `prepare.data_mounts` as the supervisor's account. It reads one line of JSON from its input (`MountOrder`), mounts each source by a
+program `rclone` that runs under the job's account, and writes one line: {"paths": {name: path}} or {"why": text, "charge": bool}. Later errors of rclone
+go to its error output, the job's log. It unmounts and ends when its input ends, so no mount outlives its supervisor. If it is killed itself, the
+kernel kills each rclone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Final
+
+from phalanx.node.data import fuse_mounts
+from phalanx.node.data.rclone_remote import REMOTE, only_file, parent_with_file, remote_variables
+
+_PROBE_LIMIT_S: Final = 90.0
+_SAID_WAIT_S: Final = 2.0  # rclone's line on an error comes after the error itself
+_END_LIMIT_S: Final = 5.0
+_LINE_MAX: Final = 300
+_NOT_FOUND: Final = frozenset({3, 4})  # exit codes of rclone: no such folder, no such file
+_DENIED: Final = re.compile(
+    r"AccessDenied|Access ?Denied|Forbidden|Unauthorized|StatusCode: 40[13]|\b40[13]\b|InvalidAccessKeyId|SignatureDoesNotMatch"
+    r"|AuthenticationFailed|AuthorizationFailure|no EC2 IMDS role|could not find default credentials"
+)
+_MISSING: Final = re.compile(
+    r"NoSuchBucket|ContainerNotFound|bucket does not exist|directory not found|StatusCode: 404"
+)
+_STAMP: Final = re.compile(r"^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d [A-Z]+ *: ")
+_PREFIX: Final = re.compile(r"^Failed to lsjson: (?:error listing \"\": )?")
+# Of rclone, beside those of the remote: no file of settings, few and short retries while a rank waits, and the cache's bounds.
+_OPTIONS: Final = {
+    "RCLONE_CONFIG": os.devnull,
+    "RCLONE_CONTIMEOUT": "15s",
+    "RCLONE_TIMEOUT": "60s",
+    "RCLONE_LOW_LEVEL_RETRIES": "5",
+    "RCLONE_LOG_LEVEL": "NOTICE",
+    "RCLONE_USE_SERVER_MODTIME": "true",  # else one more request for each file of S3
+    "RCLONE_BUFFER_SIZE": "4M",  # of memory for each open file; the cache on the disk reads ahead
+    "RCLONE_VFS_CACHE_MODE": "full",
+    "RCLONE_VFS_CACHE_POLL_INTERVAL": "10s",
+    "GOMEMLIMIT": "512MiB",  # from there on Go collects garbage more often
+}
+_libc: Final = ctypes.CDLL(None)
+
+
+class _Failed(Exception):
+    """A source cannot be mounted. `charge`: by the job's own fault."""
+
+    def __init__(self, why: str, *, charge: bool) -> None:
+        super().__init__(why)
+        self.charge = charge
+
+
+class _Programs:
+    """The rclone programs that run now. `kill` ends them all, and none starts afterwards."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._order = order
+        self._lock = threading.Lock()
+        self._running: list[subprocess.Popen[str]] = []
+        self._over = False
+
+    def start(
+        self, words: list[str], variables: dict[str, str], descriptor: int | None = None
+    ) -> subprocess.Popen[str]:
+        """Start rclone under the job's account, with its error output as a pipe.
+
+        Raises:
+            OSError: it does not start, or all were killed.
+        """
+        with self._lock:
+            if self._over:
+                raise OSError("the job was stopped")
+            process = subprocess.Popen(
+                [self._order["rclone"], *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if descriptor is not None else subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                cwd="/",
+                env={"PATH": os.defpath, **variables, **_OPTIONS},
+                pass_fds=() if descriptor is None else (descriptor,),
+                preexec_fn=_end_with_parent,  # noqa: PLW1509  the other threads hold no lock: they wait for input
+                **self._order["account"],
+            )
+            self._running.append(process)
+            return process
+
+    def kill(self) -> None:
+        """End all of them."""
+        with self._lock:
+            self._over = True
+            for process in self._running:
+                process.kill()
+
+    def wait(self) -> None:
+        """Wait until they are gone."""
+        for process in self._running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_LIMIT_S)
+
+
+class _Log:
+    """The lines that one rclone writes: kept until the mount is up, then passed on to the job's log."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
+        self._name = name
+        self._process = process
+        self._last = ""
+        self._came = threading.Event()
+        self._ended = False
+        self.passed_on = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def last(self) -> str:
+        """Its last line; waits a little for one."""
+        self._came.wait(_SAID_WAIT_S)
+        return self._last or "rclone ended without a message"
+
+    def end(self) -> None:
+        """Its end is wanted from here on."""
+        self._ended = True
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if text := _plain(line):
+                self._last = text
+                self._came.set()
+                if self.passed_on and not self._ended:
+                    _say(f"data {self._name}: {text}")
+        code = self._process.wait()
+        self._came.set()
+        if self.passed_on and not self._ended:
+            _say(f"data {self._name}: rclone ended with code {code}; its files cannot be read from here on")
+
+
+def main() -> int:
+    """Serve one order; returns 0 if all of it was mounted."""
+    order: dict[str, Any] = json.loads(sys.stdin.readline())
+    programs, ended, logs = _Programs(order), threading.Event(), list[_Log]()
+
+    def watch_input() -> None:
+        sys.stdin.read()
+        for log in logs:
+            log.end()
+        ended.set()
+        programs.kill()
+
+    threading.Thread(target=watch_input, daemon=True).start()
+    answer: dict[str, object]
+    try:
+        answer = {"paths": {name: _mount(order, programs, logs, name, source) for name, source in order["sources"]}}
+    except _Failed as error:
+        answer = {"why": str(error), "charge": error.charge}
+    except (OSError, fuse_mounts.MountUnavailable) as error:
+        answer = {"why": f"data cannot be mounted on this node: {error}", "charge": False}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+    if "paths" in answer:
+        ended.wait()
+    for log in logs:
+        log.end()
+    fuse_mounts.remove_mount_folders(order["folder"])
+    programs.kill()
+    programs.wait()
+    return 1 if "why" in answer else 0
+
+
+def _mount(order: dict[str, Any], programs: _Programs, logs: list[_Log], name: str, source: str) -> str:
+    """Mount one source; returns the path that ranks get."""
+    began_s = time.monotonic()
+    variables = remote_variables(source, order["variables"])
+    file = ""
+    if _is_file(programs, source, variables):
+        parent, file = parent_with_file(source)
+        variables = remote_variables(parent, order["variables"]) | only_file(file)
+    path = os.path.join(order["folder"], name)
+    os.mkdir(path)
+    descriptor = fuse_mounts.open_mount(path, order["uid"], order["gid"])
+    try:
+        words = ["mount2", REMOTE, f"/dev/fd/{descriptor}", "--read-only", "--allow-non-empty"]
+        words += ["--uid", str(order["uid"]), "--gid", str(order["gid"]), "--dir-perms", "0500", "--file-perms", "0400"]
+        # With a unit: rclone reads a bare number as KiB.
+        words += ["--cache-dir", os.path.join(order["cache"], name), "--vfs-cache-max-size", f"{order['cache_bytes']}B"]
+        words += ["--vfs-cache-min-free-space", f"{order['free_bytes']}B"]
+        process = programs.start(words, variables, descriptor)
+    finally:
+        os.close(descriptor)  # rclone alone has it: if it ends, reads fail and do not wait
+    log = _Log(name, process)
+    logs.append(log)
+    try:
+        _read_first(path, file, source)
+    except OSError as error:
+        raise _failure(source, log.last()) from error
+    log.passed_on = True
+    bound = f"{order['cache_bytes'] >> 20} MiB"
+    _say(f"data {name}: mounted in {time.monotonic() - began_s:.1f}s, 0 bytes to copy; its cache takes up to {bound}")
+    return os.path.join(path, file) if file else path
+
+
+def _is_file(programs: _Programs, source: str, variables: dict[str, str]) -> bool:
+    """Whether the source is one object; False for a folder.
+
+    Raises:
+        _Failed: it does not exist, the job may not read it, or the store does not answer.
+    """
+    words = ["lsjson", "--stat", REMOTE, "--retries", "1", "--low-level-retries", "3"]
+    process = programs.start(words, variables)
+    try:
+        output, said = process.communicate(timeout=_PROBE_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise _Failed(f"data: {source}: the store did not answer for {_PROBE_LIMIT_S:.0f}s", charge=False) from None
+    if process.returncode != 0:
+        line = next((text for text in map(_plain, reversed(said.splitlines())) if text), f"code {process.returncode}")
+        raise _failure(source, line, missing=process.returncode in _NOT_FOUND)
+    return output.strip() == "null"  # the remote's root is the folder of the object
+
+
+def _read_first(path: str, file: str, source: str) -> None:
+    """Read as a rank will: the folder, and one byte of a file. Listing and reading are two rights.
+
+    Raises:
+        OSError: it fails. _Failed: there is nothing.
+    """
+    if not file:
+        with os.scandir(path) as entries:
+            found = list(itertools.islice(entries, 100))
+        if not found:
+            raise _Failed(f"data: {source}: no files there", charge=True)
+        file = next((entry.name for entry in found if entry.is_file(follow_symlinks=False)), "")
+    if file:
+        with open(os.path.join(path, file), "rb", buffering=0) as one:
+            one.read(1)
+
+
+def _failure(source: str, line: str, *, missing: bool = False) -> _Failed:
+    if missing or _MISSING.search(line):
+        if source.startswith(("http://", "https://")):
+            return _Failed(
+                f"data: {source}: no index of files there; mode: stage copies, and mode: stream passes on, a single file",
+                charge=True,
+            )
+        return _Failed(f"data: {source}: no such bucket or folder", charge=True)
+    if _DENIED.search(line):
+        return _Failed(f"data: {source}: the job may not read it: {line}", charge=True)
+    return _Failed(f"data cannot be mounted on this node: {source}: {line}", charge=False)
+
+
+def _plain(line: str) -> str:
+    """A line of rclone without its time, level and command."""
+    return _PREFIX.sub("", _STAMP.sub("", line.strip()))[:_LINE_MAX]
+
+
+def _end_with_parent() -> None:
+    """In the child: be killed if this process dies. The main thread starts every program, and lives as long as the process."""
+    _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"phalanx: {text}\n".encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
