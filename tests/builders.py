@@ -136,8 +136,8 @@ class Fleet:
     def set_aside(self, *reservations: Reservation) -> Fleet:
         return replace(self, reservations={one.id: one for one in reservations})
 
-    def having_spent(self, **gpu_h: float) -> Fleet:
-        """GPU-hours that queues have used up to now, all in this budget period: `having_spent(nlp=100)`."""
+    def having_spent(self, by_user: dict[str, float] | None = None, **gpu_h: float) -> Fleet:
+        """GPU-hours that queues have used up to now, all in this budget period: `having_spent(nlp=100)`. `by_user`: of each of them."""
         spent = {
             QueueId(name): QueueUsage(
                 queue=QueueId(name),
@@ -145,6 +145,7 @@ class Fleet:
                 period_s=period_start_s(self.queues[QueueId(name)], self.now_s),
                 gpu_s=hours * 3600.0,
                 decayed_gpu_s=hours * 3600.0,
+                users=tuple((UserId(user), used * 3600.0) for user, used in (by_user or {}).items()),
             )
             for name, hours in gpu_h.items()
         }

@@ -164,12 +164,29 @@ def queue(name="default", **more):
     policy = IdlePolicy(action=IdleAction.RELEASE, after_s=1800.5, states=(WasteKind.IDLE, WasteKind.LOW), exempt="a=b")
     alarms = ((WasteKind.IDLE, 60.0), (WasteKind.LOW, None))
     rule = BurstRule(wait_s=7200.5, price=2.25, per_gpu_h=True)
-    return Queue(id=QueueId(name), **{"idle": policy, "alarms": alarms, "burst": rule, "min_stay_s": 90.5, **more})
+    return Queue(
+        id=QueueId(name),
+        **{
+            "idle": policy,
+            "alarms": alarms,
+            "burst": rule,
+            "min_stay_s": 90.5,
+            "fair_users": True,
+            "half_life_s": 3600.5,
+            **more,
+        },
+    )
 
 
 def spent(name="default", **more):
     return QueueUsage(
-        queue=QueueId(name), at_s=more.pop("at_s", 1100.5), period_s=0.0, gpu_s=3600.25, decayed_gpu_s=1 / 3, **more
+        queue=QueueId(name),
+        at_s=more.pop("at_s", 1100.5),
+        period_s=0.0,
+        gpu_s=3600.25,
+        decayed_gpu_s=1 / 3,
+        users=((UserId("ann"), 2 / 3),),
+        **more,
     )
 
 

@@ -132,6 +132,50 @@ def test_two_queues_that_always_want_all_get_about_the_same(name):
     assert 7 <= ran[:16].count("a") <= 9, ran
 
 
+@pytest.mark.parametrize("name", ["default", "fair"])
+@pytest.mark.parametrize(("fair", "first"), [(True, "y"), (None, "x")])
+def test_the_user_who_has_used_less_goes_first_where_the_queue_says_so(name, fair, first):
+    fleet = make_fleet("r: n0=8").with_queues(queue("a", fair_users=fair), queue("b"))
+    fleet = fleet.having_spent(a=110, by_user={"ann": 100, "bob": 10})
+    asked = asks("x", 8, "a", user="ann"), asks("y", 8, "a", user="bob")
+    other = {"x": "y", "y": "x"}[first]
+    assert lined(plan_of(fleet.with_jobs(*asked), name=name)) == f"{first} n0:{WHOLE} | {other} resources"
+
+
+@pytest.mark.parametrize("name", ["default", "fair"])
+def test_two_users_who_always_want_all_get_about_the_same(name):
+    """As two queues do. The queue below takes the word from above."""
+    queues = queue("top", fair_users=True, half_life_s=DAY), queue("a", parent="top"), queue("other")
+    cell = Cell(make_fleet("r: n0=8").with_queues(*queues), name=name)
+    for number in range(40):
+        cell.submit(asks(f"a{number}", 8, "a", user="ann"), lasts_s=HOUR)
+    cell.go_on(4 * HOUR)  # ann is alone and has it all
+    for number in range(40):
+        cell.submit(asks(f"b{number}", 8, "a", user="bob"), lasts_s=HOUR)
+    cell.go_on(12 * HOUR)
+    ran = [one.job_id[0] for plan in cell.plans for one in plan.placements]
+    assert 7 <= ran[:16].count("a") <= 9, ran
+
+
+def test_a_job_that_waits_says_which_users_go_first():
+    fleet = make_fleet("r: n0=8").with_queues(queue("a", fair_users=True))
+    fleet = fleet.having_spent(a=110, by_user={"ann": 100, "bob": 10})
+    asked = asks("x", 8, "a", user="ann"), asks("y", 8, "a", user="bob"), asks("z", 8, "a", user="cy")
+    plan = plan_of(fleet.with_jobs(*asked))
+    assert lined(plan).startswith("z n0:")
+    assert plan.waiting(JobId("x")).detail.endswith("; bob used less of the queue lately and goes first")
+    assert "lately" not in plan.waiting(JobId("y")).detail
+
+
+def test_what_users_of_one_queue_used_is_nothing_to_another_queue():
+    """A queue with one user, who used all of it, stands to other queues as if users were not asked about."""
+    for fair in (True, None):
+        queues = queue("a", fair_users=fair), queue("b")
+        fleet = make_fleet("r: n0=8").with_queues(*queues).having_spent(a=10, b=100, by_user={"ann": 10})
+        waits = asks("x", 8, "a", user="ann"), asks("y", 8, "b", user="bob")
+        assert lined(plan_of(fleet.with_jobs(*waits))) == f"x n0:{WHOLE} | y resources"
+
+
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_jobs_that_ran_before_the_scheduler_did_may_end_under_every_policy(name):
     cell = Cell(make_fleet("r: n0=8").with_queues(queue("a"), queue("b")), name=name)

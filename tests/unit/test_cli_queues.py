@@ -32,6 +32,8 @@ queues:
     users: {gpus: 8, jobs: 4}
     budget: 1000 GPU-h per 30d
     min_stay: 2m
+    fair: users
+    half_life: 3d
     queues:
       nlp: {quota: 16, borrow: none, open: false}
       vision:
@@ -54,6 +56,8 @@ def test_a_tree_is_read_parents_first():
             budget_gpu_h=1000.0,
             budget_period_s=30 * 86400.0,
             min_stay_s=120.0,
+            fair_users=True,
+            half_life_s=3 * 86400.0,
         ),
         QueueSettings(id="nlp", parent="research", quota_gpus=16, borrow_gpus=0, open=False),
         QueueSettings(id="vision", parent="research"),

@@ -236,30 +236,56 @@ def test_use_decays_by_half_in_a_half_life():
 
 
 def test_the_stored_books_agree_with_the_live_ones_after_a_restart():
-    queues = {"top": queue("top", budget_gpu_h=1e6), "low": queue("low", parent="top")}
+    top = queue("top", budget_gpu_h=1e6, fair_users=True, half_life_s=2 * FAIR_HALF_LIFE_S)
+    queues = {"top": top, "low": queue("low", parent="top")}
     live = make_tree(*queues.values())
     spent = {}
     jobs = [
-        ("low", 4, 0.0, 5e5, 1.0),
-        ("top", 2, 1e5, 9e5, 0.25),
-        ("low", 8, 2e5, 2.9e6, 0.5),
-        ("low", 1, 2.7e6, 3.1e6, 1.0),
+        ("low", 4, 0.0, 5e5, 1.0, "ann"),
+        ("top", 2, 1e5, 9e5, 0.25, "ann"),
+        ("low", 8, 2e5, 2.9e6, 0.5, "bob"),
+        ("low", 1, 2.7e6, 3.1e6, 1.0, "ann"),
     ]
     moments = sorted([(start, 1, job) for job in jobs for start in [job[2]]] + [(job[3], -1, job) for job in jobs])
-    for at_s, sign, (name, gpus, from_s, to_s, speed) in moments:
-        live.change_rate(live.job_node(name), sign * gpus * MILLI, at_s, speed=speed)
+    for at_s, sign, (name, gpus, from_s, to_s, speed, user) in moments:
+        live.change_rate(live.job_node(name), sign * gpus * MILLI, at_s, speed=speed, user=user)
         if sign < 0:
-            spent |= {
-                record.queue: record for record in add_usage(queues, spent, name, gpus * GPU, from_s, to_s, speed)
-            }
+            ended = add_usage(queues, spent, name, gpus * GPU, from_s, to_s, speed, 0.0, user)
+            spent |= {record.queue: record for record in ended}
     again = make_tree(*queues.values(), spent=spent.values(), now_s=3.2e6)
     live.advance(3.2e6)
     for name in queues:
         assert again.usage(name).decayed_gpu_s == pytest.approx(live.usage(name).decayed_gpu_s)
         assert again.usage(name).gpu_s == pytest.approx(live.usage(name).gpu_s)
-        assert again.fair_share_factor(again.job_node(name)) == pytest.approx(
-            live.fair_share_factor(live.job_node(name))
-        )
+        for user in ("", "ann", "bob", "new"):
+            assert again.fair_share_factor(again.job_node(name), user) == pytest.approx(
+                live.fair_share_factor(live.job_node(name), user)
+            )
+        assert again.user_shares(name) == {user: pytest.approx(share) for user, share in live.user_shares(name).items()}
+    assert set(again.user_shares("low")) == {"ann", "bob"}
+
+
+def test_a_user_who_waits_counts_without_use_and_one_alone_keeps_one():
+    tree = make_tree(queue("q", fair_users=True))
+    number = tree.job_node("q")
+    tree.change_rate(number, 4 * MILLI, 0.0, user="ann")
+    tree.advance(DAY_S)
+    assert tree.fair_share_factor(number, "ann") == 1.0
+    tree.set_waiting([(number, "bob")])
+    assert tree.fair_share_factor(number, "ann") == pytest.approx(0.5)
+    assert tree.fair_share_factor(number, "bob") == 1.0
+
+
+def test_the_half_life_of_the_topmost_queue_holds_below_it():
+    tree = make_tree(queue("top", half_life_s=DAY_S), queue("low", parent="top"), queue("other"))
+    for name in ("low", "other"):
+        tree.change_rate(tree.job_node(name), 1 * MILLI, 0.0)
+        tree.change_rate(tree.job_node(name), -1 * MILLI, 100.0)
+    before = {name: tree.usage(name).decayed_gpu_s for name in ("top", "low", "other")}
+    tree.advance(100.0 + DAY_S)
+    for name in ("top", "low"):
+        assert tree.usage(name).decayed_gpu_s == pytest.approx(before[name] / 2)
+    assert tree.usage("other").decayed_gpu_s == pytest.approx(before["other"] * 2 ** (-1 / 7))
 
 
 def test_one_end_by_a_clock_that_was_ahead_does_not_stop_the_books():

@@ -13,6 +13,8 @@ queues:
     alarms: {idle: 15m, low: off} # time of waste after which `phalanx waste` lists it
     burst: when wait > 2h and price < 40   # when its jobs order nodes that cost money; always, never
     min_stay: 2m                  # least time between two moves of a job that the scheduler decides
+    fair: users                   # of its jobs, those of users who used less lately go first; jobs: by jobs alone
+    half_life: 7d                 # in which use halves for the fair share; only for a queue at the top
     open: true                    # unchanged if the key is missing
     queues:
       nlp: {quota: 16}
@@ -56,6 +58,8 @@ _KEYS: Final = (
     "alarms",
     "burst",
     "min_stay",
+    "fair",
+    "half_life",
     "open",
     "queues",
 )
@@ -76,6 +80,7 @@ _BUDGET: Final = re.compile(
     r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*gpu-?h(?:ours?)?(?:\s+(?:per|/)\s*(\S+))?", re.IGNORECASE
 )
 _FLAGS: Final = {"true": True, "false": False}
+_FAIR_WORDS: Final = {True: "users", False: "jobs"}
 
 
 def parse_queue_file(text: str, *, path: str) -> list[QueueSettings]:
@@ -131,6 +136,8 @@ def _own_terms(queue: QueueSettings) -> dict[str, str]:
         "alarms": alarms_text(queue.alarms),
         "burst": queue.burst or "",
         "min_stay": "" if queue.min_stay_s is None else seconds_text(queue.min_stay_s),
+        "fair": "" if queue.fair_users is None else _FAIR_WORDS[queue.fair_users],
+        "half_life": "" if queue.half_life_s is None else seconds_text(queue.half_life_s),
         "open": "false" if queue.open is False else "",
     }
 
@@ -202,6 +209,10 @@ def _queue(name: str, parent: str | None, inside: Mapping[str, YamlValue]) -> Qu
                 found["burst"] = _burst(value)
             case "min_stay":
                 found["min_stay_s"] = _duration(key, value)
+            case "fair":
+                found["fair_users"] = _fair(value)
+            case "half_life":
+                found["half_life_s"] = _duration(key, value)
             case "open":
                 found["open"] = _flag(value)
             case _:  # `queues`: handled by _level
@@ -305,6 +316,16 @@ def _number(key: str, value: YamlValue) -> float:
     if not _NUMBER.fullmatch(text):
         raise value.error(f"{key}: {text!r} is not a number", "write a number above 0; the default is 1")
     return float(text)
+
+
+def _fair(value: YamlValue) -> bool:
+    text = value.text("fair").strip().lower()
+    for between_users, word in _FAIR_WORDS.items():
+        if text == word:
+            return between_users
+    raise value.error(
+        f"fair: {text!r} is neither users nor jobs", "users: who used less lately goes first; jobs: by jobs alone"
+    )
 
 
 def _flag(value: YamlValue) -> bool:

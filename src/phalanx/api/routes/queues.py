@@ -49,10 +49,12 @@ from phalanx.wire.api.queues import (
     QueueSettings,
     QueueView,
     QueueWait,
+    UserShare,
 )
 
 DEFAULT_QUEUE: Final = "default"  # the queue of jobs that name none (api.submit); it is never removed
 IMPOSSIBLE_MAX: Final = 100  # jobs named in one answer
+_USERS_MAX: Final = 20  # listed per queue, those who used most
 _REASONS_MAX: Final = 5  # listed per queue; `phalanx ps` shows all
 
 routes = RouteTable()
@@ -170,6 +172,8 @@ def _wanted(body: QueuesBody, known: Mapping[QueueId, Queue]) -> tuple[Queue, ..
             alarms=tuple(sorted(facts.alarms.items())),
             burst=None if facts.burst is None else parse_burst_rule(facts.burst),
             min_stay_s=facts.min_stay_s,
+            fair_users=facts.fair_users,
+            half_life_s=facts.half_life_s,
         )
     return tuple(found.values())
 
@@ -283,7 +287,7 @@ def read_queues(services: HeadServices, only: QueueId | None = None) -> list[Que
         if job.queue in known:
             number, held = tree.job_node(job.queue), attempt.allocation.resources
             tree.add_running(number, job.user, held)
-            charge_from_start(tree, number, attempt, now_s)
+            charge_from_start(tree, number, attempt, now_s, job.user)
             other = held.besides_gpus()
             # A queue with others below it is on the path twice: with its own jobs, and with all.
             for name in {tree.ids[node] for node in tree.paths[number]} if other else ():
@@ -367,7 +371,15 @@ def _view(queue: Queue, tree: FairShareTree, counts: _JobCounts, other_s: dict[s
         idle=_idle_settings(queue.idle),
         burst=None if queue.burst is None else str(queue.burst),
         min_stay_s=queue.min_stay_s,
+        fair_users=queue.fair_users,
+        half_life_s=queue.half_life_s,
         alarms=dict(queue.alarms),
         factor=tree.fair_share_factor(tree.job_node(queue.id)),
+        users=[
+            UserShare(user=user, gpu_s=gpu_s, factor=factor)
+            for user, (gpu_s, factor) in sorted(
+                tree.user_shares(queue.id).items(), key=lambda one: (-one[1][0], one[0])
+            )
+        ][:_USERS_MAX],
         waiting=waiting[:_REASONS_MAX],
     )

@@ -57,6 +57,8 @@ _LABELS: Final = {
     "idle": "idle policy",
     "burst": "burst rule",
     "min_stay_s": "least time between moves",
+    "fair_users": "fair between users",
+    "half_life_s": "half-life of use",
 }
 _PLAIN: Final = str.maketrans("└├│─", "`|| ")  # for terminals without line-drawing characters
 _NO_LIMIT: Final = {
@@ -68,6 +70,8 @@ _NO_LIMIT: Final = {
     "alarms": "as above",
     "burst": "as above",
     "min_stay_s": "as above",
+    "fair_users": "as above",
+    "half_life_s": "the default",
 }
 
 
@@ -216,6 +220,10 @@ def _limit_lines(queue: QueueView) -> Iterator[str]:
         yield f"  burst: {queue.burst}"
     if queue.min_stay_s is not None:
         yield f"  least time between two moves of a job: {format_duration(queue.min_stay_s)}"
+    if queue.half_life_s is not None:
+        yield f"  half-life of use in the fair share: {format_duration(queue.half_life_s)}"
+    for one in queue.users:
+        yield f"  {one.user} used {amount_time_text('gpus', one.gpu_s)} lately, share {one.factor:.2f}"
     if queue.alarms:
         yield f"  alarms of waste: {alarms_text(queue.alarms.items())}"
     if queue.gpu_s or queue.other_s:
@@ -242,6 +250,6 @@ def _format_value(name: str, value: object) -> str:
         )
     if name == "budget_period_s" and isinstance(value, (int, float)):
         return format_budget(0, value).rpartition(" ")[2]
-    if name == "min_stay_s" and isinstance(value, (int, float)):
+    if name in ("min_stay_s", "half_life_s") and isinstance(value, (int, float)):
         return format_duration(value)
     return f"{value:g}" if isinstance(value, float) else str(value)

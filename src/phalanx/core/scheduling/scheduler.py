@@ -261,6 +261,9 @@ class Scheduler:
         decided = now_s >= self._wake_s or bool(self.board.decisions)
         if decided:
             again_s = self.policy.decide(now_s)
+            if self.board.quotas is not None and self.board.quotas.has_fair_users:  # `why` names those who go first
+                still = (entry.job_class for entry in self.board.waiting.values())
+                self.board.quotas.set_waiting({(klass.queue, klass.user) for klass in still})
             self._wake_s = INFINITE if again_s is None else again_s
             stops = self._apply_decisions(snapshot, self.board.take_decisions())
         placements = self._place_due(snapshot, now_s)
@@ -535,7 +538,7 @@ class Scheduler:
             entry = self._adopt(job, attempt)
         if job.checkpoints:
             entry.saved_s = NEVER_S if job.spec.saves_on_stop else job.checkpoints[-1].saved_s - self._wall_offset_s
-        self._charges.start(self.board.quotas, job.id, entry.job_class.queue, attempt, self._wall_s)
+        self._charges.start(self.board.quotas, job, entry.job_class.queue, attempt, self._wall_s)
 
     def _adopt(self, job: Job, attempt: Attempt) -> JobEntry:
         """The job runs but is not on the board: after a start of the head or a rebuild of the board."""

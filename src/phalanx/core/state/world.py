@@ -338,6 +338,7 @@ class WorldChange:
                 attempt.ended_s,
                 attempt.speed,
                 attempt.asleep_s,
+                job.user,
             ):
                 self.put(record)
 

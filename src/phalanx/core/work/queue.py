@@ -1,6 +1,6 @@
 """Queues and projects, and the usage of queues: GPU-seconds per budget period, and decayed for the fair share.
 
-Usage decays by half every FAIR_HALF_LIFE_S. A constant rate r (GPUs) that began t seconds ago contributes
+Usage decays by half every half-life, FAIR_HALF_LIFE_S unless the topmost queue says another. A constant rate r (GPUs) that began t seconds ago contributes
 
     r * H / ln 2 * (1 - 2^(-t/H))        with half-life H; exact, so usage need not be sampled.
 """
@@ -60,6 +60,8 @@ class Queue:
         alarms: seconds of waste after which it is an alarm, by kind; None for never. A kind that is missing: as in the queue above.
         burst: when its jobs order nodes that cost money; None: as in the queue above.
         min_stay_s: least time between two moves of one of its jobs that the scheduler decides; None: as in the queue above.
+        fair_users: of its jobs, those of users who have used less go first; None: as in the queue above.
+        half_life_s: in which use halves for the fair share, of it and of all below it. Only a queue without a parent has one.
     """
 
     id: QueueId
@@ -82,6 +84,8 @@ class Queue:
     alarms: tuple[tuple[WasteKind, float | None], ...] = ()
     burst: BurstRule | None = None
     min_stay_s: float | None = None
+    fair_users: bool | None = None
+    half_life_s: float | None = None
 
     def terms_of(self, resource: str) -> QuotaTerms:
         """Its terms for one resource, in the units of `Resources.amount_of`."""
@@ -104,8 +108,9 @@ class QueueUsage:
     Attributes:
         gpu_s: in the budget period that began at `period_s`.
         other_s: amount-seconds of CPUs, memory and extras in that period, by name: CPU-seconds, byte-seconds.
-        decayed_gpu_s: over all time, halved every half-life (FAIR_HALF_LIFE_S): the input of the fair share. A second on a GPU of a slower model
+        decayed_gpu_s: over all time, halved every half-life: the input of the fair share. A second on a GPU of a slower model
             counts as the part of it that the work would have taken on the job's fastest model, where that is known.
+        users: the same by user, of its own jobs, while `Queue.fair_users` holds; those of less than a second are dropped.
     """
 
     queue: QueueId
@@ -114,6 +119,7 @@ class QueueUsage:
     gpu_s: float = 0.0
     decayed_gpu_s: float = 0.0
     other_s: tuple[tuple[str, float], ...] = ()
+    users: tuple[tuple[UserId, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +173,20 @@ def min_stay_s(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> float | No
     return next(found, None)
 
 
+def are_users_fair(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> bool:
+    """Whether of the jobs of a queue those of users who have used less go first: its own word or the nearest above it."""
+    found = (queue.fair_users for queue in with_ancestors(queues, queue_id) if queue.fair_users is not None)
+    return next(found, False)
+
+
+def half_life_s(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> float:
+    """The time in which the use of a queue halves for the fair share: that of the topmost queue above it."""
+    top = None
+    for queue in with_ancestors(queues, queue_id):
+        top = queue
+    return FAIR_HALF_LIFE_S if top is None or top.half_life_s is None else top.half_life_s
+
+
 def with_ancestors(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> Iterator[Queue]:
     """A queue and those above it, the lowest first."""
     seen: set[QueueId] = set()
@@ -177,19 +197,21 @@ def with_ancestors(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> Iterat
         above = queues[above].parent
 
 
+NOBODY: Final = UserId("")
+_USE_MIN_GPU_S: Final = 1.0
 HOUR_S: Final = 3600.0  # of a GPU-hour
 CLOCK_SKEW_MAX_S: Final = 300.0  # heads differ by less; beyond it a clock was wrong and has been set since
-_E_FOLD_S: Final = FAIR_HALF_LIFE_S / math.log(2.0)
 
 
-def decay_factor(for_s: float) -> float:
+def decay_factor(for_s: float, half_life_s: float = FAIR_HALF_LIFE_S) -> float:
     """The factor by which usage decays in this time."""
-    return math.exp2(-max(0.0, for_s) / FAIR_HALF_LIFE_S)
+    return math.exp2(-max(0.0, for_s) / half_life_s)
 
 
-def decayed_gpu_s_of_rate(for_s: float) -> float:
+def decayed_gpu_s_of_rate(for_s: float, half_life_s: float = FAIR_HALF_LIFE_S) -> float:
     """Decayed GPU-seconds of one GPU that has been in use for this time up to now."""
-    return -_E_FOLD_S * math.expm1(-max(0.0, for_s) / _E_FOLD_S)
+    e_fold_s = half_life_s / math.log(2.0)
+    return -e_fold_s * math.expm1(-max(0.0, for_s) / e_fold_s)
 
 
 def period_start_s(queue: Queue, now_s: float) -> float:
@@ -206,48 +228,67 @@ def add_usage(
     to_s: float,
     speed: float = 1.0,
     asleep_s: float = 0.0,
+    user: UserId = NOBODY,
 ) -> list[QueueUsage]:
     """The records after these resources were held from `from_s` to `to_s`: of the queue and of all its ancestors, the lowest first.
 
     `speed`: of the work on them, as a share of that on the fastest model: the fair share counts it, budgets do not.
-    `asleep_s`: of this time, how long GPUs were not held; it counts as the first part.
+    `asleep_s`: of this time, how long GPUs were not held; it counts as the first part. `user`: who held them.
     """
+    half_s = half_life_s(queues, queue_id)
+    fair = are_users_fair(queues, queue_id)
+    spent = _Spent(held, from_s, to_s, min(to_s, from_s + asleep_s), speed)
     return [
-        _spend(
-            queue,
+        spent.added_to(
             usage_records.get(queue.id) or QueueUsage(queue=queue.id, at_s=to_s),
-            held,
-            from_s,
-            to_s,
-            speed,
-            asleep_s,
+            queue,
+            half_s,
+            user if fair and queue.id == queue_id else NOBODY,
         )
         for queue in with_ancestors(queues, queue_id)
     ]
 
 
-def _spend(
-    queue: Queue, before: QueueUsage, held: Resources, from_s: float, to_s: float, speed: float, asleep_s: float
-) -> QueueUsage:
-    gpus = held.milli / MILLI_PER_DEVICE
-    ahead_s = before.at_s - to_s  # attempts end out of order if the clocks of several heads differ
-    at_s = to_s if ahead_s > CLOCK_SKEW_MAX_S else max(before.at_s, to_s)
-    period_s = period_start_s(queue, at_s)
-    counted_s = max(0.0, to_s - max(from_s, period_s))
-    gpus_from_s = min(to_s, from_s + asleep_s)
-    other_s = dict(before.other_s) if before.period_s == period_s else {}
-    for name, amount in held.besides_gpus():
-        other_s[name] = other_s.get(name, 0.0) + amount * counted_s
-    return QueueUsage(
-        queue=queue.id,
-        at_s=at_s,
-        period_s=period_s,
-        gpu_s=(before.gpu_s if before.period_s == period_s else 0.0)
-        + gpus * max(0.0, to_s - max(gpus_from_s, period_s)),
-        decayed_gpu_s=before.decayed_gpu_s * decay_factor(at_s - before.at_s)
-        + speed * gpus * decayed_gpu_s_of_rate(to_s - gpus_from_s) * decay_factor(at_s - to_s),
-        other_s=tuple(sorted(other_s.items())),
-    )
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """Resources that were held from `from_s` to `to_s`, the GPUs among them from `gpus_from_s`, at a speed."""
+
+    held: Resources
+    from_s: float
+    to_s: float
+    gpus_from_s: float
+    speed: float
+
+    def added_to(self, before: QueueUsage, queue: Queue, half_s: float, user: UserId) -> QueueUsage:
+        """The record of a queue with it."""
+        gpus, to_s = self.held.milli / MILLI_PER_DEVICE, self.to_s
+        ahead_s = before.at_s - to_s  # attempts end out of order if the clocks of several heads differ
+        at_s = to_s if ahead_s > CLOCK_SKEW_MAX_S else max(before.at_s, to_s)
+        period_s = period_start_s(queue, at_s)
+        counted_s = max(0.0, to_s - max(self.from_s, period_s))
+        other_s = dict(before.other_s) if before.period_s == period_s else {}
+        for name, amount in self.held.besides_gpus():
+            other_s[name] = other_s.get(name, 0.0) + amount * counted_s
+        kept = decay_factor(at_s - before.at_s, half_s)
+        decayed_gpu_s = (
+            self.speed
+            * gpus
+            * decayed_gpu_s_of_rate(to_s - self.gpus_from_s, half_s)
+            * decay_factor(at_s - to_s, half_s)
+        )
+        users = {name: used * kept for name, used in before.users}
+        if user:
+            users[user] = users.get(user, 0.0) + decayed_gpu_s
+        return QueueUsage(
+            queue=queue.id,
+            at_s=at_s,
+            period_s=period_s,
+            gpu_s=(before.gpu_s if before.period_s == period_s else 0.0)
+            + gpus * max(0.0, to_s - max(self.gpus_from_s, period_s)),
+            decayed_gpu_s=before.decayed_gpu_s * kept + decayed_gpu_s,
+            other_s=tuple(sorted(other_s.items())),
+            users=tuple(sorted((name, used) for name, used in users.items() if used >= _USE_MIN_GPU_S)),
+        )
 
 
 def _milli(gpus: int | None) -> int | None:

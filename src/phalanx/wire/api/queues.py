@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from phalanx.core.ids import QueueId
+from phalanx.core.ids import QueueId, UserId
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import BUDGET_PERIOD_S
 from phalanx.core.work.usage.waste_terms import IDLE_STATES, IdleAction, WasteKind
@@ -30,6 +30,14 @@ class QueueWait(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class UserShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user of a queue has used lately: GPU-seconds, halved every half-life; `factor`, in (0, 1]: a higher one starts jobs sooner."""
+
+    user: UserId
+    gpu_s: float
+    factor: float
+
+
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """A queue. GPU counts include all queues below; `pending`, `running`, `pending_gpus` and `waiting` count its own jobs.
 
@@ -48,7 +56,10 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
         alarms: seconds of waste after which it is an alarm, by kind; None for never.
         burst: when its jobs order nodes that cost money, as a queue file has it; None: as in the queue above.
         min_stay_s: least time between two moves of one of its jobs; None: as in the queue above.
+        fair_users: whether users who used less lately go first; None: as in the queue above.
+        half_life_s: in which use halves for the fair share; None: the default. Only at the top.
         factor: fair share, in (0, 1]; a higher factor starts jobs sooner.
+        users: of its own jobs, by user, where `fair_users` holds; the most use first.
     """
 
     id: QueueId
@@ -84,7 +95,10 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     alarms: dict[WasteKind, float | None] = {}
     burst: str | None = None
     min_stay_s: float | None = None
+    fair_users: bool | None = None
+    half_life_s: float | None = None
     factor: float = 1.0
+    users: list[UserShare] = []
     waiting: list[QueueWait] = []
 
 
@@ -131,6 +145,8 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     alarms: dict[WasteKind, float | None] = {}
     burst: str | None = None
     min_stay_s: float | None = None
+    fair_users: bool | None = None
+    half_life_s: float | None = None
 
 
 class QueuesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -156,7 +156,15 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
             detail=f"only nodes that it leaves out have room now; it may use {_names_text(nodes) or 'no node that is here'}",
         )
     wait = _lacks_room(scheduler, klass)
-    return replace(wait, detail=wait.detail + _later_moves_text(scheduler, entry))
+    return replace(wait, detail=wait.detail + _later_moves_text(scheduler, entry) + _fair_users_text(board, klass))
+
+
+def _fair_users_text(board: Board, klass: JobClass) -> str:
+    """The users of its queue with waiting jobs who go first, since they have used less; empty if there are none."""
+    before = [] if board.quotas is None else board.quotas.users_before(klass.queue, klass.user)
+    if not before:
+        return ""
+    return f"; {_names_text(before)} used less of the queue lately and go{'es' * (len(before) == 1)} first"
 
 
 def _later_moves_text(scheduler: SchedulerView, entry: JobEntry) -> str:

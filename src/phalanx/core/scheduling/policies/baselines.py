@@ -190,14 +190,14 @@ class FairSharePolicy(Policy):
         board, quotas = self.board, self.board.quotas
         unfit: set[JobClass] = set()
         if quotas is not None:
-            quotas.set_waiting_queues({klass.queue for klass, line in self.lines.items() if line})
+            quotas.set_waiting({(klass.queue, klass.user) for klass, line in self.lines.items() if line})
         while True:
             best: tuple[object, ...] | None = None
             chosen: JobClass | None = None
             for klass, line in self.lines.items():
                 if line and klass not in unfit:
                     first = line[0][0]
-                    factor = 0.0 if quotas is None else quotas.fair_share_factor(klass.queue)
+                    factor = 0.0 if quotas is None else quotas.fair_share_factor(klass.queue, klass.user)
                     rank = (*first[:2], -factor, self.used[_usage_key(klass)], self.rate[_usage_key(klass)], *first[2:])
                     if best is None or rank < best:
                         best, chosen = rank, klass

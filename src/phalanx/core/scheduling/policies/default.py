@@ -227,9 +227,8 @@ class DefaultPolicy(Policy):
             self._refit(now_s)
         self._weights.clear()
         if board.quotas is not None:
-            board.quotas.set_waiting_queues(
-                {klass.queue for klass in self.lines.by_class} | {one.job_class.queue for one in self.again.values()}
-            )
+            classes = {*self.lines.by_class, *(one.job_class for one in self.again.values())}
+            board.quotas.set_waiting({(klass.queue, klass.user) for klass in classes})
         if self.reserved and self.reserved_for is not None and self.reserved_for.lost_nodes:
             self._unreserve()  # it may fit by now
         order = self.order = self._order(now_s)
@@ -344,7 +343,7 @@ class DefaultPolicy(Policy):
                 else 1.0
             )
             if self.board.quotas is not None:
-                weight *= self.board.quotas.fair_share_factor(job_class.queue)
+                weight *= self.board.quotas.fair_share_factor(job_class.queue, job_class.user)
             self._weights[job_class.number] = weight
         return weight
 

@@ -21,6 +21,8 @@ _COUNT_MAX: Final = 1_000_000_000  # jobs and priorities; bounds a typo
 _AMOUNT_MAX: Final = 1 << 60  # an exbibyte; bounds a typo
 _WEIGHT_MAX: Final = 1_000_000.0
 _BUDGET_MAX_GPU_H: Final = 1e12
+HALF_LIFE_MIN_S: Final = 60.0  # shorter ones remember nothing from one job to the next
+HALF_LIFE_MAX_S: Final = 3660 * 86400.0  # ten years
 MIN_STAY_S: Final = 1.0  # as of the option of the whole cluster
 IDLE_AFTER_MIN_S: Final = 10.0  # a shorter time is less than the samples that show idleness
 WASTE_TIME_MAX_S: Final = 366 * 86400.0  # bounds a typo
@@ -82,6 +84,13 @@ def _check_numbers(queue: Queue) -> None:
     _check_waste_terms(queue)
     if queue.min_stay_s is not None:
         _check_time(queue, "min_stay", queue.min_stay_s, MIN_STAY_S)
+    if queue.half_life_s is not None:
+        if queue.parent is not None:
+            raise BadRequest(
+                f"queue {queue.id}: half_life is of a whole tree of queues",
+                hint="give it to the queue at the top, which has no parent",
+            )
+        _check_time(queue, "half_life", queue.half_life_s, HALF_LIFE_MIN_S, HALF_LIFE_MAX_S)
     if not 0.0 < queue.weight <= _WEIGHT_MAX:
         raise BadRequest(
             f"queue {queue.id}: weight is {_number_text(queue.weight)}", hint=f"above 0, at most {_WEIGHT_MAX:g}"
@@ -112,11 +121,11 @@ def _check_waste_terms(queue: Queue) -> None:
         )
 
 
-def _check_time(queue: Queue, what: str, seconds: float, least_s: float) -> None:
-    if not least_s <= seconds <= WASTE_TIME_MAX_S:
+def _check_time(queue: Queue, what: str, seconds: float, least_s: float, most_s: float = WASTE_TIME_MAX_S) -> None:
+    if not least_s <= seconds <= most_s:
         raise BadRequest(
             f"queue {queue.id}: {what} is {_number_text(seconds)} seconds",
-            hint=f"from {format_duration(least_s)} to {format_duration(WASTE_TIME_MAX_S)}",
+            hint=f"from {format_duration(least_s)} to {format_duration(most_s)}",
         )
 
 
