@@ -4,19 +4,24 @@
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
 import hashlib
+import json
 import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from phalanx.cli.cluster import retention
+from phalanx.cli.root import main
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.failpoints import FailureMode, arm
 from phalanx.ports.store import Batch
 from phalanx.torch import checkpoint_folder as folders
 from phalanx.wire import manifest
-from tests.contract.api_head import Supervisor, code, until
+from tests.contract.api_head import TOKENS, Supervisor, code, until
 
 DAY_S = 86400.0
 
@@ -270,3 +275,32 @@ def test_one_run_at_a_time(head, call, supervisor):
 def test_wrong_bodies_are_refused_and_change_nothing(call, method, path, body):
     assert code(call("admin", method, path, body)) == (400, "bad_request")
     assert call("operator", "GET", "/v1/retention").json()["periods_s"] == {}
+
+
+def test_clean_lists_what_old_jobs_left_in_object_stores_and_how_to_remove_it(
+    head, call, supervisor, monkeypatch, capsys
+):
+    old = call.submit(name="train", outputs="s3://corpus/results")
+    until(lambda: call("user", "GET", f"/v1/jobs/{old}").json()["job"]["state"] != "pending")
+    supervisor.run(old)
+    supervisor.end(old)
+    until(lambda: head.store.job(old).state.terminal)
+    ended_s = head.store.job(old).ended_s
+    for name, text in (("URL", call.url), ("TOKEN", TOKENS["admin"]), ("HOME", str(head.home))):
+        monkeypatch.setenv(f"PHALANX_{name}", text)
+    address = f"s3://corpus/results/{head.store.job(old).folder}"
+
+    def shown(*words, days):
+        now_s = ended_s + days * DAY_S
+        monkeypatch.setattr(retention, "time", SimpleNamespace(time=lambda: now_s, sleep=time.sleep))
+        assert main(["clean", "--older-than", "30d", *words]) == 0
+        return capsys.readouterr().out
+
+    assert address not in shown(days=29)
+    assert address not in shown("--only", "logs", days=31)
+    assert address not in shown("--only", "checkpoints", days=31)
+    lines = shown(days=31).splitlines()
+    assert lines[-2].split() == ["outputs", old, head.store.job(old).user, address]
+    assert lines[-1] == "next: phalanx clean --older-than 30d --stores"
+    stores = json.loads(shown("--json", days=31))["stores"]
+    assert [(one["job"], one["url"], one["bytes"]) for one in stores] == [(old, address, None)]

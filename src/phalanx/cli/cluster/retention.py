@@ -15,6 +15,7 @@ from phalanx.cli.list_output import ListView, to_json
 from phalanx.cli.option_types import GrammarType
 from phalanx.cli.tables import Column, table
 from phalanx.cli.terminal import Terminal, strip_control, terminal
+from phalanx.cli.transfers.store_removal import StoredFolder, measure_folders, remove_folder, stored_folders
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.units import format_bytes, format_duration, parse_duration_s
 from phalanx.core.work.retention import RetainedFiles, check_age
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _KINDS: Final = [kind.value for kind in RetainedFiles]
 _POLL_S: Final = 0.3
+_SHOWN_MAX: Final = 20  # folders in object stores
 _KEPT_FOREVER: Final = ("never", "forever")
 _MEANING: Final = {
     "logs": "output of the ranks",
@@ -64,32 +66,42 @@ _PERIOD: Final = GrammarType("TIME", _period)
     multiple=True,
     help="Only this kind; may be repeated. `records` only if named.",
 )
+@click.option("--stores", is_flag=True, help="Also in object stores, with the credentials of this shell.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; removes nothing without --yes.")
-def clean(older_than: str, kinds: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> None:
+def clean(older_than: str, kinds: tuple[str, ...], stores: bool, yes: bool, dry_run: bool, as_json: bool) -> None:
     """Remove logs, outputs, checkpoints and uploads of jobs that ended long ago; shows them first, and asks.
 
     The newest valid checkpoint of a job always stays. `--only records` moves the records of jobs without files into archives.
+    The head cannot reach object stores: what jobs left there is listed, and goes with --stores.
     """
     head, age_s = connect(), _age(older_than)
-    asks = not yes and not dry_run
-    if not yes or dry_run:
-        found = _run(head, age_s, kinds, dry_run=True)
-        if as_json:
-            print(to_json(found, indent=2))
-            return
-        print("\n".join(_run_lines(found, terminal())))
-        if not found.removed or not asks:
-            return
+    left = stored_folders(head, age_s, kinds, time.time())
+    if stores:
+        left = [one for one in measure_folders(left) if one.objects or one.stays]
+    removes = yes and not dry_run
+    found = _run(head, age_s, kinds, dry_run=not removes)
+    if as_json:
+        print(to_json(_with_stores(found, left), indent=2))
+    else:
+        print("\n".join([*_run_lines(found, terminal()), *store_lines(left, terminal(), measured=stores)]))
+    removable = [one for one in left if one.objects]
+    if not removes and not dry_run and not as_json and (found.removed or removable):
+        words = "".join([*(f" --only {kind}" for kind in kinds), " --stores" if stores else ""])
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            only = "".join(f" --only {kind}" for kind in kinds)
-            print(f"next: phalanx clean --older-than {older_than}{only} --yes")
-            return
-        if not click.confirm("Remove them?"):
-            return
-    done = _run(head, age_s, kinds, dry_run=False)
-    print(to_json(done, indent=2) if as_json else "\n".join(_run_lines(done, terminal())))
+            print(f"next: phalanx clean --older-than {older_than}{words} --yes")
+        elif click.confirm("Remove them?"):
+            removes = True
+            if found.removed:
+                print("\n".join(_run_lines(_run(head, age_s, kinds, dry_run=False), terminal())))
+    elif left and not stores and not as_json:
+        print(f"next: phalanx clean --older-than {older_than}{''.join(f' --only {kind}' for kind in kinds)} --stores")
+    if removes and removable:
+        for one in removable:
+            remove_folder(one)
+        freed = format_bytes(sum(one.size_bytes for one in removable))
+        print(f"removed {cells.count(len(removable), 'folder')} from object stores: {freed}", file=sys.stderr)
 
 
 @list_group("Show and set how long files of ended jobs are kept.", subcommand="show")
@@ -244,6 +256,52 @@ def _run_lines(run: RetentionRun, screen: Terminal) -> list[str]:
         rows = [[one.kind, one.name, one.job_name, one.user, format_bytes(one.bytes)] for one in run.largest]
         lines += ["", *table(titles, rows, screen)]
     return [*lines, *kept, f"{words} {total}"]
+
+
+def _with_stores(run: RetentionRun, left: list[StoredFolder]) -> dict[str, object]:
+    """The run as it is printed in JSON, with what is in object stores; `bytes` is null where nobody looked."""
+    import msgspec
+
+    shown = [
+        {
+            "kind": one.kind,
+            "job": one.job,
+            "user": one.user,
+            "ended_s": one.ended_s,
+            "url": one.url,
+            "objects": None if one.objects is None else len(one.objects),
+            "bytes": None if one.objects is None else one.size_bytes,
+            "stays": one.stays,
+        }
+        for one in left
+    ]
+    return {**msgspec.to_builtins(run), "stores": shown}
+
+
+def store_lines(left: list[StoredFolder], screen: Terminal, *, measured: bool) -> list[str]:
+    """Return what jobs left in object stores, the oldest first; at most `_SHOWN_MAX` folders."""
+    if not left:
+        return []
+    columns = (
+        Column(title="IN STORES"),
+        Column(title="JOB"),
+        Column(title="USER", drop_order=1),
+        *((Column(title="OBJECTS", right=True), Column(title="SIZE", right=True)) if measured else ()),
+        Column(title="ADDRESS", min_width=20),
+    )
+    rows = [
+        [
+            one.kind,
+            one.job,
+            one.user,
+            *([f"{len(one.objects or ()):,}", format_bytes(one.size_bytes)] if measured else []),
+            strip_control(one.url),
+        ]
+        for one in left[:_SHOWN_MAX]
+    ]
+    more = [f"and {len(left) - _SHOWN_MAX:,} more; --json lists all"] if len(left) > _SHOWN_MAX else []
+    stays = [strip_control(f"{one.url} stays: {one.stays}") for one in left[:_SHOWN_MAX] if one.stays]
+    return ["", *table(columns, rows, screen), *more, *stays]
 
 
 def _policy_lines(found: RetentionView, screen: Terminal, now_s: float) -> list[str]:

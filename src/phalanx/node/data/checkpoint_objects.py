@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator
@@ -36,6 +37,7 @@ _POLL_S: Final = 0.5
 _TRIES: Final = 3  # of a chunk whose bytes do not match
 _OBJECTS: Final = "objects"
 _PARTIAL: Final = ".partial"
+_OWN: Final = re.compile(rf"{re.escape(MANIFEST_NAME)}|{_OBJECTS}/[0-9a-f]{{64}}|node-\d+-[0-9a-f]+\.json")
 
 
 def upload(
@@ -120,6 +122,23 @@ def remove(store: ObjectFolder) -> None:
     """Delete a checkpoint, its manifest first: a part of it never looks complete."""
     store.delete([MANIFEST_NAME])
     store.delete(store.list())
+
+
+def written(store: ObjectFolder) -> dict[str, int]:
+    """Names and bytes of the objects of a checkpoint, its manifest first; other objects are left out."""
+    found = {path: size for path, (size, _) in store.list().items() if _OWN.fullmatch(path)}
+    return dict(sorted(found.items(), key=lambda one: one[0] != MANIFEST_NAME))
+
+
+def is_whole(store: ObjectFolder) -> bool:
+    """Whether the manifest of a checkpoint is there, and all chunks that it names, by name and size; no chunk is read."""
+    try:
+        files = json.loads(store.get(MANIFEST_NAME))["files"]
+        found = store.list(_OBJECTS)
+        chunks = [chunk for chunks in files.values() for chunk in chunks]
+        return all(found.get(f"{_OBJECTS}/{sha256}", (-1, ""))[0] == size for sha256, size in chunks)
+    except (ObjectMissing, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def begin_attempt(store: ObjectFolder, attempt: str, keep: Collection[str], *, sweep: bool) -> int:

@@ -92,6 +92,22 @@ def read_lists(store: ObjectFolder) -> list[StoredFileList]:
     return sorted((one for one in found if one is not None), key=lambda one: one.rank)
 
 
+def written(store: ObjectFolder) -> dict[str, int]:
+    """Names and bytes of the objects that the job stored and nobody has replaced since, each before the list that names it.
+
+    Raises:
+        ObjectsRefused, SourceUnavailable: it is not known.
+    """
+    lists, found = read_lists(store), store.list()
+    names = [
+        one.object_of(path)
+        for one in lists
+        for path, entry in one.files.items()
+        if found.get(one.object_of(path)) == (entry["size"], entry["etag"])
+    ]
+    return {name: found[name][0] for name in [*names, *(one.path for one in lists)]}
+
+
 def begin(store: ObjectFolder, folder: str, *, rank: int, epoch: int, on_bytes: Callable[[int], None]) -> int:
     """Bring this node's files of earlier attempts into an empty folder, and note the new attempt, which proves that the job may write here.
 
