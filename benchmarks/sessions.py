@@ -1,4 +1,4 @@
-"""How fast a port of a job is, reached through the head, and how soon `phalanx dev` shows its prompt. Prints a table, or JSON with --json.
+"""How fast a port and a web page of a job are, reached through the head, and how soon `phalanx dev` shows its prompt. Prints a table, or JSON with --json.
 
 Client, head, node and the job's program share this machine. The same program is also reached directly, for what is added.
 """
@@ -17,12 +17,12 @@ import threading
 import time
 from typing import Any
 
-from benchmarks.cluster import ROOT, cluster, wait_until
+from benchmarks.cluster import ROOT, BenchmarkCluster, cluster, wait_until
 from phalanx.client import Client
 from phalanx.client.port_forward import ForwardedPort, PortForward
 
 _MIB = 1 << 20
-# Three ports: it echoes, sends, and takes what comes and then answers one byte.
+# Four ports: it echoes, sends, takes what comes and then answers one byte, and answers requests of HTTP with one large body.
 _SERVER = """
 import os, socket, sys, threading
 size = int(sys.argv[1])
@@ -38,6 +38,10 @@ def take(line):
     while left and (data := line.recv(1 << 18)):
         left -= len(data)
     line.sendall(b"x")
+def answer(line):
+    if line.recv(65536):
+        line.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\nConnection: close\\r\\n\\r\\n" % size)
+        send(line)
 listeners = []
 def serve(listener, work):
     while True:
@@ -47,7 +51,7 @@ def serve(listener, work):
             with line:
                 work(line)
         threading.Thread(target=run).start()
-for work in (echo, send, take):
+for work in (echo, send, take, answer):
     listeners.append(socket.create_server(("127.0.0.1", 0)))
     threading.Thread(target=serve, args=(listeners[-1], work)).start()
 with open("ports.new", "w") as file:
@@ -76,13 +80,22 @@ def measure(size_mib: int, trips: int, sessions: int) -> dict[str, Any]:
         down, up = _down_mib_per_s(here[1], size_mib), _up_mib_per_s(here[2], size_mib)
         forward.close()
         thread.join()
+        before_s = _cpu_s(head.head.pid) if head.head is not None else 0.0
+        page = _page_mib_per_s(head, f"/j/{job_id}/{ports[3]}/", size_mib)
+        head_ms = 1000 * (_cpu_s(head.head.pid) - before_s) if head.head is not None else 0.0
         prompts = _prompts_s(head.home, sessions)
+    prompt = (
+        {"dev_prompt_s": round(statistics.median(prompts), 2), "dev_prompt_max_s": round(max(prompts), 2)}
+        if prompts
+        else {}
+    )
     return {
-        "dev_prompt_s": round(statistics.median(prompts), 2),
-        "dev_prompt_max_s": round(max(prompts), 2),
+        **prompt,
         "mib_per_s": round(min(down, up), 1),
         "down_mib_per_s": round(down, 1),
         "up_mib_per_s": round(up, 1),
+        "page_mib_per_s": round(page, 1),
+        "page_head_cpu_ms_per_mib": round(head_ms / size_mib, 2),
         "round_trip_ms": round(trip, 2),
         "direct_round_trip_ms": round(direct, 3),
         "open_ms": round(1000 * opened_s, 1),
@@ -142,12 +155,37 @@ def _up_mib_per_s(port: int, size_mib: int) -> float:
     return size_mib / (time.perf_counter() - began)
 
 
+def _page_mib_per_s(head: BenchmarkCluster, path: str, size_mib: int) -> float:
+    """Download a page of the job's program through the head, without a browser."""
+    request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{head.port}\r\nAuthorization: Bearer {head.token()}\r\n\r\n"
+    began, seen = time.perf_counter(), b""
+    with head.connect() as line:
+        line.sendall(request.encode())
+        while b"\r\n\r\n" not in seen:
+            seen += line.recv(1 << 18)
+        top, _, body = seen.partition(b"\r\n\r\n")
+        assert top.startswith(b"HTTP/1.1 200 "), top
+        left = size_mib * _MIB - len(body)
+        while left:
+            left -= len(line.recv(1 << 18)) or left + 1
+    return size_mib / (time.perf_counter() - began)
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of a process and all its threads."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="benchmarks.sessions", description=__doc__)
     parser.add_argument("--mib", type=int, default=400, help="bytes of one stream, in each direction")
     parser.add_argument("--trips", type=int, default=500, help="round trips; their median counts")
-    parser.add_argument("--sessions", type=int, default=10, help="sessions of phalanx dev; their median counts")
+    parser.add_argument(
+        "--sessions", type=int, default=10, help="sessions of phalanx dev; their median counts; 0 leaves them out"
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     figures = measure(given.mib, given.trips, given.sessions)
