@@ -1,15 +1,19 @@
 """The supervisor, copied out of an image with Phalanx, and started by the Python of another one."""
 
+import compileall
 import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import typing_extensions
 
+import phalanx
 from phalanx.app import supervisor_start
-from phalanx.app.supervisor_files import copy_supervisor
+from phalanx.app.supervisor_files import AT_START, copy_supervisor
 from phalanx.wire.seat import SEAT_IMAGE_UNFIT
 
 
@@ -34,6 +38,31 @@ def test_a_copied_supervisor_runs_by_itself_and_leaves_the_variables_of_ranks_al
     shown = subprocess.run([copied / "bin" / "python", "-c", script], capture_output=True, text=True, check=True).stdout
     assert shown == f"{next(copied.glob('lib/*/site-packages'))}/phalanx/__init__.py False\n"
     assert start(copied).returncode == 64, "a container that starts again finds its folder as it was"
+
+
+def test_a_copied_supervisor_compiles_nothing_that_was_compiled_where_it_comes_from(tmp_path, monkeypatch):
+    origin = tmp_path / "here"
+    shutil.copytree(Path(phalanx.__file__).parent, origin / "phalanx", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(typing_extensions.__file__, origin)
+    for folder in (origin, origin / "phalanx" / "core", origin / "phalanx" / "planner"):
+        assert compileall.compile_dir(folder, quiet=1, maxlevels=0)
+    (origin / "phalanx" / "core" / "__pycache__" / "errors.cpython-27.pyc").write_bytes(b"of another Python")
+    copy = [sys.executable, "-P", "-m", "phalanx.app.supervisor_files", str(tmp_path / "s")]
+    subprocess.run(copy, env={**os.environ, "PYTHONPATH": str(origin)}, check=True)
+    [site] = (tmp_path / "s").glob("lib/*/site-packages")
+    assert not list(site.rglob("*27.pyc"))
+    assert not list((site / "phalanx" / "planner").rglob("*.pyc")), "nor what no supervisor imports at its start"
+    at_start = "import sys, phalanx.app.resident_supervisor, phalanx.app.node; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", at_start], capture_output=True, text=True, check=True).stdout.split()
+    parts = {name.split(".")[1] for name in loaded if name.startswith("phalanx.") and name.count(".") > 1}
+    assert parts == set(AT_START)
+    read = [sys.executable, "-v", "-B", "-c", "import typing_extensions, phalanx.core.errors"]
+    said = subprocess.run(
+        read, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True, check=True
+    ).stderr
+    for name in ("typing_extensions", "phalanx/core/errors"):
+        assert f"# {site}/{os.path.dirname(name)}/__pycache__/".replace("//", "/") in said, said[-2000:]
+        assert f"code object from {site}/{name}.py" not in said, "it was compiled again"
 
 
 def test_another_python_or_another_libc_is_named_in_one_line(copied):

@@ -21,20 +21,24 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from phalanx.app import supervisor_start
 
 NEEDED: Final = ("phalanx", "msgspec")
+AT_START: Final = ("app", "core", "node", "wire")  # the parts of Phalanx that a supervisor imports when it starts
 FOR_JOINING: Final = ("click",)  # of `phalanx join`, beside those of a supervisor
 USEFUL: Final = ("_phalanx_proctable", "cloudpickle", "obstore", "pynvml", "typing_extensions")
 START_FILE: Final = "start.py"
 _USAGE: Final = 64
 
 
-def copy_supervisor(folder: Path, more: Sequence[str] = ()) -> None:
+def copy_supervisor(folder: Path, more: Sequence[str] = (), *, compiled: bool = True) -> None:
     """Copy the packages, and `more` of them, and the program that starts them. A second call replaces them.
+
+    `compiled`: with the bytecode that is here of what a supervisor imports when it starts, so that not each pod compiles it again.
 
     Raises:
         OSError: the folder cannot be written.
@@ -45,7 +49,7 @@ def copy_supervisor(folder: Path, more: Sequence[str] = ()) -> None:
     for name in (*NEEDED, *more, *USEFUL):
         found = importlib.util.find_spec(name)
         if found is not None and found.origin is not None:
-            _copy(Path(found.origin), site)
+            _copy(Path(found.origin), site, compiled=compiled)
         elif name in (*NEEDED, *more):
             raise ModuleNotFoundError(f"the package {name} is not installed here")
     facts = {"python": list(sys.version_info[:2]), "suffix": importlib.machinery.EXTENSION_SUFFIXES[0]}
@@ -61,7 +65,7 @@ def write_archive(path: str) -> None:
         ModuleNotFoundError: a needed package is not installed.
     """
     with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as folder:
-        copy_supervisor(Path(folder) / "files", FOR_JOINING)
+        copy_supervisor(Path(folder) / "files", FOR_JOINING, compiled=False)
         fresh = os.path.join(folder, "new")
         with tarfile.open(fresh, "w:gz", compresslevel=6) as tar:
             tar.add(os.path.join(folder, "files"), arcname=".", filter=_as_root)
@@ -91,12 +95,28 @@ def main() -> int:
     return 0
 
 
-def _copy(origin: Path, site: Path) -> None:
+def _copy(origin: Path, site: Path, *, compiled: bool) -> None:
+    """Copy a package or a module. The times of files stay, as Python compares those of source and bytecode."""
     if origin.name == "__init__.py" or origin.stem == "__init__":
         package = origin.parent
-        shutil.copytree(package, site / package.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    else:
-        shutil.copyfile(origin, site / os.path.basename(origin))
+        useless = partial(_useless_bytecode, package) if compiled else shutil.ignore_patterns("__pycache__")
+        shutil.copytree(package, site / package.name, dirs_exist_ok=True, ignore=useless)
+        return
+    shutil.copy2(origin, site / origin.name)
+    if compiled and origin.suffix == ".py":
+        bytecode = Path(importlib.util.cache_from_source(str(origin)))
+        if bytecode.exists():
+            (site / bytecode.parent.name).mkdir(exist_ok=True)
+            shutil.copy2(bytecode, site / bytecode.parent.name / bytecode.name)
+
+
+def _useless_bytecode(package: Path, folder: str, names: Sequence[str]) -> set[str]:
+    """Return what to leave out of a folder of a package: bytecode of other Pythons, and of what no supervisor imports when it starts."""
+    parts = Path(folder).relative_to(package).parts
+    if parts and parts[-1] == "__pycache__":
+        return {name for name in names if not name.endswith(f".{sys.implementation.cache_tag}.pyc")}
+    imported = package.name != NEEDED[0] or not parts or parts[0] in AT_START
+    return set() if imported else {"__pycache__"}
 
 
 if __name__ == "__main__":
