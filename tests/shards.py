@@ -190,6 +190,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_jobs_as_owners.py",
     "tests/e2e/test_job_limits.py::test_version_2_in_user_mode_linux",
     "tests/e2e/test_join.py",
+    "tests/e2e/test_relay.py",
     "tests/e2e/test_uploads.py",
     "tests/e2e/test_loader_libraries.py",
     "tests/e2e/test_lab.py",
@@ -624,6 +625,7 @@ SHARDS: tuple[Shard, ...] = (
         tests=(
             "tests/e2e/test_lab.py",
             "tests/e2e/test_join.py",
+            "tests/e2e/test_relay.py",
             "tests/e2e/test_renewal_process.py",
             "tests/e2e/test_preflight.py",
             "tests/e2e/test_uploads.py",

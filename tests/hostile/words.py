@@ -63,6 +63,7 @@ ONLY_REFUSED = frozenset(
         "topology",
         "drill",
         "gateway",
+        "relay",
         "login",
     }
 )

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from phalanx import __version__
 from phalanx.api.app import build_app
+from phalanx.api.http.relay_agent import RelaySettings
 from phalanx.api.http.server import ApiServer, TlsSocket
 from phalanx.api.services import HeadServices, JobTracing
 from phalanx.app.account_name import name_account
@@ -283,7 +284,10 @@ class Head:
         )
         app.router.on_startup.append(self._on_ready)
         take = (lambda _: False) if self._renewals is None else self._renewals.take
-        return ApiServer(app, tls=tls, programs_tls=programs_tls, hand_over=take)
+        relay = None
+        if listen is not None and listen.is_relay:
+            relay = RelaySettings(host=listen.host, port=listen.port, key=self._options.relay_key)
+        return ApiServer(app, tls=tls, programs_tls=programs_tls, relay=relay, hand_over=take)
 
     def _tracing(self) -> JobTracing | None:
         """Return where traces of jobs go; None without a collector."""

@@ -32,16 +32,23 @@ if TYPE_CHECKING:
 
 JOIN_TOKEN_LIFETIME_S: Final = 24 * 3600.0  # join lines are used the same day; `phalanx join --print` prints a new one
 _SALT_FILE: Final = "join_salt.json"
+_WILDCARDS: Final = frozenset({"0.0.0.0", "::", "*", ""})
 # Other servers cannot connect to these.
-_NO_ADDRESSES: Final = frozenset({"0.0.0.0", "::", "*", "", "127.0.0.1", "localhost", "::1"})
+_NO_ADDRESSES: Final = _WILDCARDS | {"127.0.0.1", "localhost", "::1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenAddress:
-    """An address of this machine that other servers can reach."""
+    """An address that other servers can reach: of this machine, or of its relay."""
 
     host: str
     port: int
+    is_relay: bool = False
+
+    @property
+    def own_host(self) -> str:
+        """The host if it is this machine; empty for a relay."""
+        return "" if self.is_relay else self.host
 
     @property
     def url(self) -> str:
@@ -64,6 +71,18 @@ def parse_listen(text: str, port: int) -> ListenAddress:
     if tail and not (tail.isdecimal() and 0 < int(tail) < 65536):
         raise BadRequest(f"--listen {text}: {tail!r} is not a port", hint="--listen 10.0.0.5:7600")
     return ListenAddress(host=host, port=int(tail) if tail else port)
+
+
+def parse_relay(text: str) -> ListenAddress:
+    """Parse `--relay`: HOST:PORT of a relay.
+
+    Raises:
+        BadRequest: it is a wildcard, has no port, or is invalid.
+    """
+    host, port = split_address(text)
+    if host in _WILDCARDS or not port or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise BadRequest(f"--relay {text}: not a host and port", hint="--relay relay.example.org:7600")
+    return ListenAddress(host=host, port=int(port), is_relay=True)
 
 
 def bind_socket(address: ListenAddress, *, listens: bool = True) -> socket.socket:

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from phalanx.app.join_service import ListenAddress, parse_listen
+from phalanx.app.join_service import ListenAddress, parse_listen, parse_relay
 from phalanx.app.machine_nodes import this_machine_nodes, virtual_nodes
+from phalanx.app.relay_key_file import RELAY_KEY_FILE, read_relay_key
 from phalanx.app.scheduler_options import add_scheduler_arguments, build_policy, scheduler_settings
 from phalanx.app.secret_key_file import given_key_file
 from phalanx.app.shared_store import add_store_arguments, check_store, store_options
@@ -47,6 +48,7 @@ class HeadOptions:
         programs_port: on which pages of web programs of jobs are served; ANY_PORT for one that is free, None for no such pages.
         programs_host: each program has a host name directly below this one; empty if all are at the head's own name.
         secrets_key: the file with the keys that encrypt secrets; empty for one of this head alone.
+        relay_key: of the relay, if `listen` is the address of one; else empty.
         shared_files: the directory that these heads share for files of jobs; empty if each head uses its own folder.
     """
 
@@ -71,6 +73,7 @@ class HeadOptions:
     secrets_key: str = ""
     programs_port: int | None = ANY_PORT
     programs_host: str = ""
+    relay_key: bytes = b""
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -82,6 +85,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--listen",
         default=None,
         help="ADDRESS[:PORT] of this machine for other servers, with TLS; off: only loopback",
+    )
+    parser.add_argument(
+        "--relay", default=None, help="HOST:PORT of a relay, for a head that other servers cannot reach; off: none"
+    )
+    parser.add_argument(
+        "--relay-key", default=None, metavar="FILE", help="the relay's key; off: relay.key in the state folder"
     )
     parser.add_argument("--virtual", default=None, help="NODESxDEVICES, such as 3x4, 3xh100:4 or 3xh100:4+mig")
     parser.add_argument(
@@ -136,6 +145,7 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
     if not 1.0 <= lease_s <= 3600.0:
         raise Conflict(f"--lease {lease_s} is out of range: use 1 to 3600 seconds")
     listen = given.listen if given.listen is not None else before.get("listen") or "off"
+    relay, relay_key_file, relay_key = _relay(given, before, home, listens=listen != "off")
     life = given.token_life_max if given.token_life_max is not None else before.get("token_life_max") or "off"
     otlp = given.otlp if given.otlp is not None else before.get("otlp") or "off"
     otlp_endpoint = "" if otlp == "off" else check_endpoint(otlp)
@@ -147,13 +157,15 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
     policy = build_policy(scheduling)
     store = store_options(given, home, before)
     setup = HeadSetup(
-        listens=listen != "off",
-        listened_before=(before.get("listen") or "off") != "off",
+        listens=listen != "off" or relay != "off",
+        listened_before=any((before.get(name) or "off") != "off" for name in ("listen", "relay")),
         shares_store=bool(store.address),
         virtual=given.virtual or "",
     )
     engine, engine_options = _engine_options(given, before, setup)
     check_store(store, home)
+    if relay != "off" and store.address:
+        raise Conflict("--relay serves one head, and --store is for several", hint="use --listen, or --store off")
     # The default lease was not chosen by a user, and a takeover takes nearly as long.
     alone_before = not store.previous_address and lease_s == LEASE_DEFAULT_S
     if store.address and given.lease is None and ("lease_s" not in before or alone_before):
@@ -164,6 +176,8 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
     remembered = {
         "port": port,
         "listen": listen,
+        "relay": relay,
+        "relay_key": relay_key_file,
         "virtual": virtual,
         "offers": offers,
         "lease_s": lease_s,
@@ -190,7 +204,8 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
         previous_lease_s=float(before.get("lease_s", 0.0)),
         revive_after_s=revive_s or None,
         policy=policy,
-        listen=None if listen == "off" else parse_listen(listen, port),
+        listen=parse_relay(relay) if relay != "off" else None if listen == "off" else parse_listen(listen, port),
+        relay_key=relay_key,
         engine=engine.name,
         engine_options=engine_options,
         jobs_as=jobs_as,
@@ -203,6 +218,27 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
         secrets_key=given_key_file("" if key_file == "off" else key_file),
         token_life_max_s=None if life == "off" else parse_duration_s(life, what="--token-life-max"),
     )
+
+
+def _relay(
+    given: argparse.Namespace, before: Mapping[str, Any], home: StateFolder, *, listens: bool
+) -> tuple[str, str, bytes]:
+    """Return `--relay` and `--relay-key`, each `off` without one, and the key.
+
+    Raises:
+        PhalanxError: it is given beside `--listen`, or its key cannot be read.
+    """
+    relay = given.relay if given.relay is not None else before.get("relay") or "off"
+    path = given.relay_key if given.relay_key is not None else before.get("relay_key") or "off"
+    path = path if path == "off" else os.path.abspath(path)
+    if relay == "off":
+        return relay, path, b""
+    if listens:
+        raise Conflict(
+            "--relay is for a head that other servers cannot reach, and --listen for one that they can",
+            hint="add --listen off, or --relay off",
+        )
+    return relay, path, read_relay_key(home.path_of(RELAY_KEY_FILE) if path == "off" else path)
 
 
 def _programs_port(text: str) -> int | None:

@@ -30,6 +30,8 @@ LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 class Listeners:
     """The sockets on which a head listens. `external` and `listen` are None if it listens only on loopback.
 
+    With a relay, `external` is a socket on loopback too, and `listen` is the address of the relay.
+
     `programs`: for pages of web programs of jobs, in the order of the other two; empty if it serves none.
     """
 
@@ -104,11 +106,14 @@ def bind_listeners(
         Conflict: a port is in use, or an address is not of this machine.
     """
     inner = _loopback(port)
-    outer = None if listen is None else bind_socket(listen)
-    bound = None if listen is None or outer is None else replace(listen, port=outer.getsockname()[1])
+    if listen is None or listen.is_relay:
+        outer, bound, reached = None if listen is None else _loopback(0, listens=False), listen, None
+    else:
+        outer = bind_socket(listen)
+        bound = reached = replace(listen, port=outer.getsockname()[1])
     programs: tuple[socket.socket, ...] = ()
     if programs_port is not None:
-        programs = _bind_programs(programs_port, int(inner.getsockname()[1]), bound)
+        programs = _bind_programs(programs_port, int(inner.getsockname()[1]), reached)
     return Listeners(loopback=inner, external=outer, listen=bound, programs=programs, programs_host=programs_host)
 
 

@@ -83,6 +83,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
     "Cluster": {
         "up": CommandEntry("phalanx.cli.cluster.up:up", "Start a cluster on this machine."),
         "join": CommandEntry("phalanx.cli.cluster.join:join", "Make this server a node of a head on another machine."),
+        "relay": CommandEntry(
+            "phalanx.cli.cluster.relay:relay", "Carry connections to a head that has no public address."
+        ),
         "down": CommandEntry("phalanx.cli.cluster.down:down", "Stop the head of this machine."),
         "heads": CommandEntry("phalanx.cli.cluster.heads:heads", "List the heads: leader and standbys."),
         "nodes": CommandEntry("phalanx.cli.cluster.nodes:nodes", "List, show, drain, undrain or remove nodes."),

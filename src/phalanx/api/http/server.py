@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from phalanx.api.http.relay_agent import RelayAgent, RelaySettings
 from phalanx.api.http.routing import LAST_FRAMES_S
 from phalanx.api.http.timeouts import ReadTimeoutProtocol
 from phalanx.api.http.tls_listener import TlsSniffingListener
@@ -58,6 +59,7 @@ class HeadServer(uvicorn.Server):
         *,
         tls: TlsSocket | None = None,
         programs_tls: TlsSocket | None = None,
+        relay: RelaySettings | None = None,
         hand_over: Callable[[socket.socket], bool] = lambda _: False,
         **options: Any,
     ) -> None:
@@ -67,6 +69,8 @@ class HeadServer(uvicorn.Server):
         self._tls = [one for one in (tls, programs_tls) if one is not None]
         self._hand_over = hand_over
         self._tls_listeners: list[TlsSniffingListener] = []
+        self._relay = relay
+        self._relay_agent: RelayAgent | None = None
 
     @property
     def should_exit(self) -> bool:  # an attribute of uvicorn.Server, which looks at it ten times a second
@@ -97,9 +101,13 @@ class HeadServer(uvicorn.Server):
         for one in self._tls:
             one.socket.listen(_BACKLOG)
             self._tls_listeners.append(TlsSniffingListener(one.socket, one.context, self._protocol, self._hand_over))
+        if self._relay is not None:
+            self._relay_agent = RelayAgent(self._relay, self._tls_listeners[0].take)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and close idle connections at once."""
+        if self._relay_agent is not None:
+            self._relay_agent.close()
         for listener in self._tls_listeners:
             listener.close()
         open_ones = [one for one in self.server_state.connections if isinstance(one, ReadTimeoutProtocol)]

@@ -59,6 +59,15 @@ class TlsSniffingListener:
             task.cancel()
         self._listener.close()
 
+    def take(self, connection: socket.socket) -> None:
+        """Serve a connection that another socket accepted, or that this head opened to its relay."""
+        if len(self._opening) >= HANDSHAKES_MAX:
+            connection.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._open(connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -68,12 +77,7 @@ class TlsSniffingListener:
                 _log.warning("accepting a connection failed: %s", error)
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            if len(self._opening) >= HANDSHAKES_MAX:
-                connection.close()
-                continue
-            task = loop.create_task(self._open(connection))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            self.take(connection)
 
     async def _open(self, connection: socket.socket) -> None:
         passed_on = False
@@ -81,11 +85,9 @@ class TlsSniffingListener:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                hello = await _first_bytes(connection)
-                if hello[:1] != _TLS_HANDSHAKE:
-                    connection.recv(1 << 16)  # unread bytes at the close would cut the answer off
-                    await asyncio.get_running_loop().sock_sendall(connection, _PLAIN % (len(_BODY), _BODY))
-                    connection.shutdown(socket.SHUT_WR)
+                hello = await first_bytes(connection)
+                if not is_tls(hello):
+                    await answer_plain_http(connection)
                     return
                 if _RENEWALS in hello and self._hand_over(connection):
                     return  # its other process has a descriptor of its own
@@ -104,7 +106,23 @@ class TlsSniffingListener:
                     connection.close()
 
 
-async def _first_bytes(connection: socket.socket) -> bytes:
+def is_tls(first: bytes) -> bool:
+    """Whether a connection that begins with these bytes is TLS."""
+    return first[:1] == _TLS_HANDSHAKE
+
+
+async def answer_plain_http(connection: socket.socket) -> None:
+    """Answer a plain HTTP request with the error that says so.
+
+    Raises:
+        OSError: the other end has disconnected.
+    """
+    connection.recv(1 << 16)  # unread bytes at the close would cut the answer off
+    await asyncio.get_running_loop().sock_sendall(connection, _PLAIN % (len(_BODY), _BODY))
+    connection.shutdown(socket.SHUT_WR)
+
+
+async def first_bytes(connection: socket.socket) -> bytes:
     """Peek at the first bytes; empty if the other end closed the connection."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()

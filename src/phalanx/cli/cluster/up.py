@@ -71,6 +71,17 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Address of this machine at which other servers can join, with TLS; off: none.",
 )
 @click.option(
+    "--relay",
+    metavar="HOST:PORT",
+    help="Relay at which other servers can join, for a head that they cannot reach (docs/relay.md); off: none.",
+)
+@click.option(
+    "--relay-key",
+    callback=lambda _context, _option, text: text if text in {None, "off"} else os.path.abspath(text),
+    metavar="FILE",
+    help="Copy of the key file of that relay; off: relay.key in the state folder.",
+)
+@click.option(
     "--store",
     metavar="URL",
     help="postgresql://USER@HOST/DB shared by several heads, a leader and standbys; @FILE reads the URL from FILE; off: SQLite.",
@@ -180,13 +191,20 @@ def up(prints: str | None, foreground: bool, systemd: bool, system: bool, **give
         print("the head runs in the foreground; Ctrl-C stops it", file=sys.stderr, flush=True)
         os.environ["PHALANX_HOME"] = home
         os.execv(sys.executable, _command(arguments))  # noqa: S606  # no shell is wanted
-    listened = str(read_cluster_file(home).get("listen") or "")
+    listened = _stored_address(home)
     url = _start(home, arguments)
     head = connect(retry_limit_s=_LEADER_S)
     _wait_for_membership(head, home)
     _wait_for_nodes(head, own_node_names(home), engine_type(given["engine"] or DEFAULT_ENGINE).nodes_start_s)
     _print_summary(head, url, "is up")
-    _warn_members(head, listened, str(read_cluster_file(home).get("listen") or ""))
+    _warn_members(head, listened, _stored_address(home))
+
+
+def _stored_address(home: str) -> str:
+    """Return the relay of the last head of this folder, else what it listened on; empty if neither."""
+    stored = read_cluster_file(home)
+    found = [str(stored.get(name) or "off") for name in ("relay", "listen")]
+    return next((one for one in found if one != "off"), "")
 
 
 def _print_engine_setup(home: str, given: Mapping[str, Any], *, head: bool) -> None:
