@@ -391,7 +391,9 @@ def _look(client: Client, job_id: str) -> _JobState:
 
 
 def _import_early() -> None:
-    """Import what the connections need, while the job starts."""
+    """Import what the connections need, while the job starts: afterwards it would delay the first result."""
+    import websockets.sync.client  # noqa: F401
+
     import phalanx.wire.api.execs  # noqa: F401
 
 
