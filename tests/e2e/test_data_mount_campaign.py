@@ -38,6 +38,13 @@ pytestmark = [
 ]
 BIG = bytes(range(251)) * 20_000  # 5 MB
 SECRET = "the-key-of-the-bucket-7f3a"
+UNPRIVILEGED = """
+import os, sys
+from phalanx.node.data import mount_main
+# As "nobody": fusermount3 asks for the name of its user.
+os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+sys.exit(mount_main.main())
+"""
 READ = """
 import hashlib, os, sys
 folder = os.environ["PHALANX_DATA_TRAIN"]
@@ -249,7 +256,7 @@ class StoreThat(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def program(tmp_path, endpoint, **account):
+def program(tmp_path, endpoint, by="root", **account):
     """The program that mounts, with an order for one bucket."""
     found, rclone = find_rclone(os.environ["PATH"]), tmp_path / "rclone"
     assert found is not None
@@ -257,10 +264,11 @@ def program(tmp_path, endpoint, **account):
         shutil.copy(found, rclone)
     else:
         rclone.symlink_to(found)
-    (tmp_path / "mounts").mkdir()
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    os.chown(cache, account.get("user", 0), account.get("group", 0))
+    folder, cache = tmp_path / "mounts", tmp_path / "cache"
+    for one in (folder, cache):
+        one.mkdir()
+    for one in (folder, cache) if by == "fusermount3" else (cache,):
+        os.chown(one, account.get("user", 0), account.get("group", 0))
     variables = {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "any",
@@ -269,17 +277,18 @@ def program(tmp_path, endpoint, **account):
     }
     order = {
         "rclone": str(rclone),
-        "folder": str(tmp_path / "mounts"),
+        "folder": str(folder),
         "sources": [["train", f"s3://{BUCKET}/train"]],
         "variables": variables,
-        "account": account,
+        "account": {} if by == "fusermount3" else account,
         "uid": account.get("user", 0),
         "gid": account.get("group", 0),
         "cache": str(cache),
         "cache_bytes": 1 << 20,
         "free_bytes": 1 << 20,
     }
-    words = [sys.executable, "-I", "-m", "phalanx.node.data.mount_main"]
+    main = ("-c", UNPRIVILEGED) if by == "fusermount3" else ("-m", "phalanx.node.data.mount_main")
+    words = [sys.executable, "-I", *main]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         process.stdin.write(json.dumps(order) + "\n")
@@ -343,14 +352,23 @@ def test_the_cache_stays_within_its_bound(store, tmp_path):
         wait_until(lambda: cached_bytes() <= 1 << 20, "a file of 5 MB is dropped from a cache of 1 MB", every_s=0.5)
 
 
-def test_an_account_reads_its_mount_and_another_does_not(store):
+@pytest.mark.parametrize("by", ["root", "fusermount3"])
+def test_an_account_reads_its_mount_and_another_does_not(store, by):
+    if by == "fusermount3" and shutil.which(by) is None:
+        pytest.skip("fusermount3 is not installed: make mount-tools")
+    if by == "fusermount3" and os.stat(fuse_mounts.DEVICE).st_mode & 0o006 != 0o006:
+        pytest.skip(f"this machine gives {fuse_mounts.DEVICE} to root alone")
     with tempfile.TemporaryDirectory() as made:  # pytest's own is closed to other accounts
         folder = Path(made)
         folder.chmod(0o711)
-        with program(folder, store.variables["AWS_ENDPOINT_URL"], user=61001, group=61001, extra_groups=[]) as process:
-            path = json.loads(process.stdout.readline())["paths"]["train"]
-            assert [os.stat(f"/proc/{pid}").st_uid for pid in rclone_of(folder)] == [61001]
-            for uid, said in ((61001, b"hello"), (61002, b"")):
+        with program(
+            folder, store.variables["AWS_ENDPOINT_URL"], by, user=65534, group=65534, extra_groups=[]
+        ) as process:
+            answer = json.loads(process.stdout.readline())
+            assert "paths" in answer, answer
+            path = answer["paths"]["train"]
+            assert [os.stat(f"/proc/{pid}").st_uid for pid in rclone_of(folder)] == [65534]
+            for uid, said in ((65534, b"hello"), (61002, b"")):
                 read = subprocess.run(
                     ["cat", f"{path}/a.txt"], user=uid, group=uid, extra_groups=[], capture_output=True, check=False
                 )

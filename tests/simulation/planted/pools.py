@@ -1,9 +1,10 @@
-"""Bugs of node pools: orders that are repeated, forgotten or not counted, and nodes that are released too early or not at all."""
+"""Bugs of node pools: orders that are repeated, forgotten or not counted, and nodes that are released too early, under their jobs or not at all."""
 
+import math
 from itertools import count
 
 from phalanx.controller.requests import pools
-from phalanx.core.fleet.node_pool import NodePool, PoolNodeState, members_of
+from phalanx.core.fleet.node_pool import NodePool, PoolNode, PoolNodeState, members_of
 from phalanx.core.scheduling import node_demand
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.records import POOL_NODES
@@ -57,3 +58,32 @@ def node_is_forgotten_before_it_is_stopped(patch):
 def pool_waits_by_the_wall_clock(patch):
     """A pool whose starts failed waits until a time of the wall clock, also after the clock was set back by a day."""
     patch.setattr(NodePool, "waits_s", lambda self, now_s: max(0.0, self.retry_at_s - now_s))
+
+
+@planted(27, seed=9, pools=True)
+def lost_stop_is_not_called_again(patch):
+    """A call whose answer was lost is not repeated, and the order stays for ever."""
+    patch.setattr(PoolNode, "call_again_s", property(lambda self: math.inf))
+
+
+@planted(27, seed=4, pools=True)
+def machine_is_stopped_under_its_jobs(patch):
+    """A node that is released is stopped at once, before its jobs have saved and left."""
+
+    def hasty(context, member):
+        if member.state is PoolNodeState.REQUESTED:
+            return ProviderAction.START
+        return ProviderAction.STOP if member.leaving else None
+
+    patch.setattr(pools, "_due_action", hasty)
+
+
+@planted(27, seed=4, pools=True)
+def released_node_gets_more_jobs(patch):
+    """The jobs of a node that is released are moved away, but nothing keeps others off it."""
+
+    def open_still(context, member):
+        context.change.put(member)
+        context.stop_jobs_on(member.id, by=f"pool {member.pool}", why=member.why)
+
+    patch.setattr(pools, "_leave", open_still)

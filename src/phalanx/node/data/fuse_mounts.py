@@ -1,6 +1,7 @@
-"""FUSE mounts by system calls: make one and get the descriptor that its file system program serves, detach one, find those that are left.
+"""FUSE mounts: make one and get the descriptor that its file system program serves, detach one, find those that are left.
 
-A program gets the descriptor instead of the right to mount, so it runs under the job's account. Source: fuse(4), mount(2), umount2(2),
+A program gets the descriptor instead of the right to mount, so it runs under the job's account. Without root, programs mount by themselves with
+the help of fusermount3(1), which is setuid root. Source: fuse(4), mount(2), umount2(2),
 and the kernel's Documentation/filesystems/fuse.rst for the options.
 """
 
@@ -11,6 +12,8 @@ import ctypes
 import errno
 import os
 import re
+import shutil
+import subprocess
 from typing import Final
 
 DEVICE: Final = "/dev/fuse"
@@ -18,6 +21,7 @@ _TYPE: Final = b"fuse.rclone"
 _SOURCE: Final = b"phalanx"
 _FLAGS: Final = 1 | 2 | 4  # MS_RDONLY, MS_NOSUID, MS_NODEV
 _DETACH: Final = 2  # MNT_DETACH: also while a process has a file of it open
+_DETACH_LIMIT_S: Final = 10.0  # a hang guard
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -30,9 +34,16 @@ def why_not() -> str:
     """Why this process cannot mount here, as far as can be said without a try; "" if it may."""
     if not os.path.exists(DEVICE):
         return f"{DEVICE} does not exist; load the kernel's module fuse"
-    if os.geteuid() != 0:
-        return "only a supervisor that runs as root can mount"
+    if not os.access(DEVICE, os.R_OK | os.W_OK):
+        return f"{DEVICE} cannot be opened by this account; chmod 666 {DEVICE}, as udev sets it"
+    if not mounts_itself() and _fusermount() is None:
+        return "fusermount3 is not installed, without which only root can mount; install the system's package fuse3"
     return ""
+
+
+def mounts_itself() -> bool:
+    """Whether this process mounts by system calls; else a program that it starts mounts by fusermount3."""
+    return os.geteuid() == 0
 
 
 def open_mount(path: str, uid: int, gid: int) -> int:
@@ -48,8 +59,6 @@ def open_mount(path: str, uid: int, gid: int) -> int:
     Raises:
         MountUnavailable: the node does not allow it.
     """
-    if why := why_not():
-        raise MountUnavailable(why)
     try:
         descriptor = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -65,7 +74,11 @@ def open_mount(path: str, uid: int, gid: int) -> int:
 
 def detach(path: str) -> None:
     """Unmount it, also while files are open; processes that wait for it get errors once its program ends. Idempotent."""
-    _libc.umount2(os.fsencode(path), _DETACH)
+    if mounts_itself():
+        _libc.umount2(os.fsencode(path), _DETACH)
+    elif (program := _fusermount()) is not None:
+        words = [program, "-u", "-z", path]
+        subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, timeout=_DETACH_LIMIT_S)
 
 
 def mounts_below(folder: str) -> list[str]:
@@ -83,3 +96,7 @@ def remove_mount_folders(folder: str) -> None:
     for at, _, _ in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(at)
+
+
+def _fusermount() -> str | None:
+    return shutil.which("fusermount3", path=os.defpath)

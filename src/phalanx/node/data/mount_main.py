@@ -25,6 +25,8 @@ from phalanx.node.data import fuse_mounts
 from phalanx.node.data.rclone_remote import REMOTE, only_file, parent_with_file, remote_variables
 
 _PROBE_LIMIT_S: Final = 90.0
+_MOUNT_LIMIT_S: Final = 30.0
+_POLL_S: Final = 0.02
 _SAID_WAIT_S: Final = 2.0  # rclone's line on an error comes after the error itself
 _END_LIMIT_S: Final = 5.0
 _LINE_MAX: Final = 300
@@ -72,9 +74,9 @@ class _Programs:
         self._over = False
 
     def start(
-        self, words: list[str], variables: dict[str, str], descriptor: int | None = None
+        self, words: list[str], variables: dict[str, str], *, output: int, inherit: tuple[int, ...] = ()
     ) -> subprocess.Popen[str]:
-        """Start rclone under the job's account, with its error output as a pipe.
+        """Start rclone under the job's account, with its error output as a pipe. `inherit`: descriptors that it gets.
 
         Raises:
             OSError: it does not start, or all were killed.
@@ -85,13 +87,13 @@ class _Programs:
             process = subprocess.Popen(
                 [self._order["rclone"], *words],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL if descriptor is not None else subprocess.PIPE,
+                stdout=output,
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
                 cwd="/",
                 env={"PATH": os.defpath, **variables, **_OPTIONS},
-                pass_fds=() if descriptor is None else (descriptor,),
+                pass_fds=inherit,
                 preexec_fn=_end_with_parent,  # noqa: PLW1509  the other threads hold no lock: they wait for input
                 **self._order["account"],
             )
@@ -189,19 +191,11 @@ def _mount(order: dict[str, Any], programs: _Programs, logs: list[_Log], name: s
         variables = remote_variables(parent, order["variables"]) | only_file(file)
     path = os.path.join(order["folder"], name)
     os.mkdir(path)
-    descriptor = fuse_mounts.open_mount(path, order["uid"], order["gid"])
-    try:
-        words = ["mount2", REMOTE, f"/dev/fd/{descriptor}", "--read-only", "--allow-non-empty"]
-        words += ["--uid", str(order["uid"]), "--gid", str(order["gid"]), "--dir-perms", "0500", "--file-perms", "0400"]
-        # With a unit: rclone reads a bare number as KiB.
-        words += ["--cache-dir", os.path.join(order["cache"], name), "--vfs-cache-max-size", f"{order['cache_bytes']}B"]
-        words += ["--vfs-cache-min-free-space", f"{order['free_bytes']}B"]
-        process = programs.start(words, variables, descriptor)
-    finally:
-        os.close(descriptor)  # rclone alone has it: if it ends, reads fail and do not wait
+    process = _serve(order, programs, path, variables)
     log = _Log(name, process)
     logs.append(log)
     try:
+        _wait_until_mounted(path, process)
         _read_first(path, file, source)
     except OSError as error:
         raise _failure(source, log.last()) from error
@@ -211,6 +205,36 @@ def _mount(order: dict[str, Any], programs: _Programs, logs: list[_Log], name: s
     return os.path.join(path, file) if file else path
 
 
+def _serve(order: dict[str, Any], programs: _Programs, path: str, variables: dict[str, str]) -> subprocess.Popen[str]:
+    """Start the rclone that serves a mount: one that we make, or without root one that it makes."""
+    own = [fuse_mounts.open_mount(path, order["uid"], order["gid"])] if fuse_mounts.mounts_itself() else []
+    target = [f"/dev/fd/{own[0]}", "--allow-non-empty"] if own else [path]  # it cannot list a descriptor
+    words = ["mount2", REMOTE, *target, "--read-only", "--dir-perms", "0500", "--file-perms", "0400"]
+    words += ["--uid", str(order["uid"]), "--gid", str(order["gid"])]
+    # With a unit: rclone reads a bare number as KiB.
+    words += ["--cache-dir", os.path.join(order["cache"], os.path.basename(path))]
+    words += [
+        "--vfs-cache-max-size",
+        f"{order['cache_bytes']}B",
+        "--vfs-cache-min-free-space",
+        f"{order['free_bytes']}B",
+    ]
+    try:
+        return programs.start(words, variables, output=subprocess.DEVNULL, inherit=tuple(own))
+    finally:
+        for descriptor in own:
+            os.close(descriptor)  # rclone alone has it: if it ends, reads fail and do not wait
+
+
+def _wait_until_mounted(path: str, process: subprocess.Popen[str]) -> None:
+    """Raises OSError if rclone has not mounted after a while. A mount of ours is there already."""
+    until_s = time.monotonic() + _MOUNT_LIMIT_S
+    while os.path.realpath(path) not in fuse_mounts.mounts_below(os.path.dirname(path)):
+        if process.poll() is not None or time.monotonic() > until_s:
+            raise OSError(f"{path} is not mounted")
+        time.sleep(_POLL_S)
+
+
 def _is_file(programs: _Programs, source: str, variables: dict[str, str]) -> bool:
     """Whether the source is one object; False for a folder.
 
@@ -218,7 +242,7 @@ def _is_file(programs: _Programs, source: str, variables: dict[str, str]) -> boo
         _Failed: it does not exist, the job may not read it, or the store does not answer.
     """
     words = ["lsjson", "--stat", REMOTE, "--retries", "1", "--low-level-retries", "3"]
-    process = programs.start(words, variables)
+    process = programs.start(words, variables, output=subprocess.PIPE)
     try:
         output, said = process.communicate(timeout=_PROBE_LIMIT_S)
     except subprocess.TimeoutExpired:

@@ -31,7 +31,7 @@ INVARIANTS: Final[dict[int, str]] = {
     24: "no request is acknowledged on a full disk",
     25: "same seed, same trace",
     26: "no service loses its last ready replica to its own rollout or scale",
-    27: "a pool orders each node once, stays within its maximum, and runs no node without a record",
+    27: "a pool orders each node once, stays within its maximum, runs no node without a record, and stops none under its jobs",
 }
 """The checked invariants. 16 (leaders), 20 (log lines), 22 (access), and logs and argv of 23 need several processes: docs/drill.md."""
 

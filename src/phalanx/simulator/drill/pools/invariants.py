@@ -1,4 +1,5 @@
-"""Invariant 27: a pool orders each node once, stays within its maximum, and leaves no machine that is paid for without a record.
+"""Invariant 27: a pool orders each node once, stays within its maximum, leaves no machine that is paid for without a record, gives a node that it
+releases no further job, and stops no machine under the jobs on it.
 
 It compares the committed records with the machines that the provider runs, which no part of the head sees. Called by `invariants` after each
 commit, and by the provider for each machine that starts.
@@ -12,9 +13,9 @@ from typing import Final
 
 from phalanx.core.fleet.node_pool import COMING_STATES, PoolNode, members_of
 from phalanx.core.ids import NodeId
-from phalanx.core.state.records import NODE_POOLS, POOL_NODES, Record
+from phalanx.core.state.records import ATTEMPTS, NODE_POOLS, POOL_NODES, Record
 from phalanx.core.state.world import World, WorldChange
-from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.attempt import Attempt, AttemptState
 from phalanx.core.work.job import Job
 from phalanx.ports.store import Store
 from phalanx.simulator.drill.pools.provider import DrillProvider, PoolMachine
@@ -30,7 +31,7 @@ class PoolChecker:
         self._provider, self._store = provider, store
         self._tokens: dict[NodeId, str] = {}
         self._orders: set[str] = set()
-        provider.on_start = self.check_start
+        provider.on_start, provider.on_stop = self.check_start, self.check_stop
 
     @property
     def ordered(self) -> int:
@@ -45,6 +46,15 @@ class PoolChecker:
         require(
             running[machine.node_id] == 1, ONCE, f"{machine.node_id} was ordered twice: {running[machine.node_id]} run"
         )
+
+    def check_stop(self, machine: PoolMachine) -> None:
+        """Check a machine that the head stops: no job is on its node."""
+        held = [
+            f"{attempt.job_id}.{attempt.epoch}"
+            for attempt in self._store.records(ATTEMPTS)
+            if attempt.holds_allocation and machine.node_id in {grant.node_id for grant in attempt.allocation.grants}
+        ]
+        require(not held, ONCE, f"{machine.node_id} is stopped under {', '.join(held)}")
 
     def check_commit(self, change: WorldChange, world: World) -> None:
         """Check a committed change."""
@@ -63,6 +73,11 @@ class PoolChecker:
             same = before == member.token or member.token in {one.token for one in new}
             require(same, ONCE, f"the order of {member.id} changed from {before} to {member.token}")
             self._tokens[member.id] = member.token
+        for attempt in change.records:
+            if isinstance(attempt, Attempt) and attempt.state is AttemptState.PLACED and attempt.generation == 0:
+                nodes = {grant.node_id for grant in attempt.allocation.grants}
+                leaving = sorted(one for one in nodes if one in world.pool_nodes and world.pool_nodes[one].leaving)
+                require(not leaving, ONCE, f"{attempt.job_id} is placed on {leaving}, which a pool releases")
         if fresh or change.removed:
             recorded = {member.token for member in self._store.records(POOL_NODES)}
             for machine in self._provider.running:

@@ -81,7 +81,7 @@ class DrillProvider:
 
     Attributes:
         machines: every machine that was ever started, by token.
-        on_start: called with each machine that starts.
+        on_start: called with each machine that starts; `on_stop`: with each that the head has stopped, while it still runs.
         failing, silent, doubled, kept, stuck, late: how many of the following starts fail, answers are lost or come twice, stops fail, machines
             never boot, and calls take `late_s`.
     """
@@ -90,6 +90,7 @@ class DrillProvider:
         self._cluster, self._dice, self._make_node = cluster, dice, make_node
         self.machines: dict[str, PoolMachine] = {}
         self.on_start: Callable[[PoolMachine], None] = lambda _: None
+        self.on_stop: Callable[[PoolMachine], None] = lambda _: None
         self.failing = self.silent = self.doubled = self.kept = self.stuck = self.late = 0
         self.late_s = CALL_S
         self._stopped: set[str] = set()  # tokens
@@ -207,6 +208,9 @@ class DrillProvider:
         if self.kept > 0:
             self.kept -= 1
             return None
+        machine = self.machines.get(call.token)
+        if machine is not None and not machine.ended:
+            self.on_stop(machine)
         self._stop(call.token)
         return ProviderReported(node_id=call.node_id, token=call.token, outcome=ProviderOutcome.STOPPED)
 
