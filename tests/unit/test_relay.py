@@ -11,9 +11,12 @@ import pytest
 
 from phalanx.api.http.relay_agent import IDLE_CONNECTIONS, RelayAgent, RelaySettings
 from phalanx.app import relay_server
+from phalanx.app.join_service import parse_relay
+from phalanx.app.options import parse_arguments, resolve_options
 from phalanx.app.relay_key_file import read_relay_key
 from phalanx.app.relay_server import RelayLimits, RelayServer, read_or_create_relay_key
-from phalanx.core.errors import BadFile, BadRequest
+from phalanx.app.state_folder import StateFolder
+from phalanx.core.errors import BadFile, BadRequest, Conflict
 from phalanx.wire import head_relay
 from phalanx.wire.keepalive import receive_exactly
 
@@ -335,3 +338,28 @@ def test_the_key_file_is_private_and_checked(tmp_path):
 )
 def test_one_machine_is_one_source(address, source):
     assert relay_server._source(address) == source
+
+
+@pytest.mark.parametrize(
+    "text", ["", "relay.example.org", "0.0.0.0:7600", "[::]:7600", "h:0", "h:65536", "h:x", "h:\u0661"]
+)
+def test_a_relay_is_a_host_and_a_port(text):
+    with pytest.raises(BadRequest, match="not a host and port"):
+        parse_relay(text)
+
+
+def test_a_relay_goes_with_its_key_and_without_a_listener(tmp_path):
+    home = StateFolder(path=str(tmp_path))
+    relay = ["--relay", "relay.example.org:443", "--virtual", "1x2"]
+
+    def resolved(*words):
+        return resolve_options(parse_arguments([*relay, *words]), home, 0)
+
+    with pytest.raises(BadFile, match=r"relay\.key"):
+        resolved()
+    key = read_or_create_relay_key(str(tmp_path / "relay.key"))
+    found = resolved()
+    assert (found.relay_key, found.listen.url, found.listen.own_host) == (key, "https://relay.example.org:443", "")
+    with pytest.raises(Conflict, match="--listen"):
+        resolved("--listen", "10.0.0.5")
+    assert resolved("--relay", "off").listen is None
