@@ -9,6 +9,7 @@ import stat
 
 import pytest
 
+from phalanx.api.http import relay_agent
 from phalanx.api.http.relay_agent import IDLE_CONNECTIONS, RelayAgent, RelaySettings
 from phalanx.app import relay_server
 from phalanx.app.join_service import parse_relay
@@ -184,7 +185,9 @@ def test_a_false_proof_is_refused_by_the_relay_and_a_returned_one_too():
     run(scene)
 
 
-def test_the_first_head_keeps_the_relay_until_it_has_gone(caplog):
+def test_the_first_head_keeps_the_relay_until_it_has_gone(caplog, monkeypatch):
+    monkeypatch.setattr(relay_agent, "_RETRY_MAX_S", 0.05)  # the second tries several times meanwhile
+
     async def scene():
         async with Rig() as rig:
             await rig.attached()
@@ -192,7 +195,13 @@ def test_the_first_head_keeps_the_relay_until_it_has_gone(caplog):
             rig.agents.append(second)
             await until(lambda: "another head is attached" in caplog.text)
             assert len({one.instance for one in rig.relay._attached}) == 1
-            rig.agents[0].close()
+            client, head = await rig.pair()
+            rig.agents[0].close()  # its idle connections end, and one still carries
+            await until(lambda: not rig.relay._attached)
+            await asyncio.sleep(0.5)
+            assert not rig.relay._attached
+            client.close()
+            head.close()
             await until(lambda: {one.instance for one in rig.relay._attached} == {second._instance})
             await rig.pair()
 

@@ -80,13 +80,18 @@ class RelayServer:
 
     key: bytes
     limits: RelayLimits = field(default_factory=RelayLimits)
-    carried: int = 0
     _ready: deque[_IdleConnection] = field(default_factory=deque)
     _attached: set[_IdleConnection] = field(default_factory=set)
+    _carried: Counter[bytes] = field(default_factory=Counter)  # connections that carry, by instance of the head
     _clients: deque[asyncio.Future[_IdleConnection]] = field(default_factory=deque)
     _sources: Counter[str] = field(default_factory=Counter)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _logged_s: float = 0.0
+
+    @property
+    def carried(self) -> int:
+        """How many connections it carries."""
+        return self._carried.total()
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections until cancelled."""
@@ -146,7 +151,8 @@ class RelayServer:
         if not is_equal(given, head_proof(self.key, instance, theirs, ours)):
             self._warn("refused a head from %s: it does not know the key", source)
             return None
-        if any(one.instance != instance for one in self._attached) or len(self._attached) >= IDLE_MAX:
+        others = {one.instance for one in self._attached} | set(self._carried)
+        if others - {instance} or len(self._attached) >= IDLE_MAX:
             await loop.sock_sendall(connection, OCCUPIED)
             return None
         if not self._attached and not self.carried:
@@ -203,12 +209,14 @@ class RelayServer:
         """Carry one client's connection to the head until both directions end."""
         async with asyncio.timeout(WAIT_S):
             idle = await self._confirmed()
-        self.carried += 1
+        self._carried[idle.instance] += 1
         self._attached.discard(idle)
         try:
             await _splice(client, idle.socket)
         finally:
-            self.carried -= 1
+            self._carried[idle.instance] -= 1
+            if not self._carried[idle.instance]:
+                del self._carried[idle.instance]
             idle.socket.close()
 
     async def _confirmed(self) -> _IdleConnection:
