@@ -238,6 +238,24 @@ def test_an_instance_whose_insert_is_not_done_yet_has_begun_and_a_failed_delete_
     assert provider._charges([begun, {**ended, "status": "RUNNING"}]) == []
 
 
+def test_an_instance_that_is_gone_while_its_delete_runs_is_charged_until_the_delete_is_done(monkeypatch):
+    """A campaign found it: a repeated delete wrote an unknown end, since the first one was not done yet."""
+    zone = "https://x/zones/us-central1-a"
+    insert = {"zone": zone, "targetId": "7", "operationType": "insert", "status": "DONE", "name": "o-1"}
+    insert["insertTime"] = "2026-11-28T12:00:00.000-08:00"
+    delete = {"zone": zone, "targetId": "7", "operationType": "delete", "status": "RUNNING", "name": "o-2"}
+    done = {**delete, "status": "DONE", "endTime": "2026-11-28T12:00:09.000-08:00"}
+
+    def call(project, method, path, **more):
+        if path.endswith("/instances/7"):
+            raise compute.GoogleError("notFound", "no such instance", 404)
+        return done if path.endswith("/operations/o-2/wait") else {"items": [insert, delete]}
+
+    monkeypatch.setattr(compute, "compute_call", call)
+    (charged,) = provider.GoogleProvider(head=None)._delete(parse_terms(SETTINGS).project, "us-central1-a/7")
+    assert charged.until_s - charged.since_s == 9.0
+
+
 def test_an_instance_that_was_switched_off_is_charged_until_then():
     assert provider._switched_off_s({"status": "RUNNING"}) is None
     at = provider._switched_off_s({"status": "TERMINATED", "lastStopTimestamp": "2026-11-28T12:00:00.500-08:00"})

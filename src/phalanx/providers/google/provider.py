@@ -263,10 +263,16 @@ class GoogleProvider:
 
 
 def _operations(project: GoogleProject, zone: str, words: str) -> Sequence[Mapping[str, Any]]:
-    """Return the operations of a zone that a filter selects, without failed ones. Google keeps them for some weeks."""
+    """Return the operations of a zone that a filter selects, without failed ones. Google keeps them for some weeks.
+
+    It waits for one under way that ends an instance: the instance may be gone already, and only the operation says since when.
+
+    Raises:
+        OSError: one is not done yet, or Google does not answer.
+    """
     pages = compute.pages(project, f"/zones/{zone}/operations", {"filter": words})
-    found = [one for page in pages for one in page.get("items", [])]
-    return [one for one in found if "error" not in one]
+    found = [one for page in pages for one in page.get("items", []) if "error" not in one]
+    return [compute.finish(project, one) if _ends_instance(str(one.get("operationType"))) else one for one in found]
 
 
 def _charges(operations: Sequence[Mapping[str, Any]]) -> list[ChargedMachine]:

@@ -153,6 +153,8 @@ def read_records(path: str, format_: str = BACKUP) -> Iterator[tuple[str, Any]]:
             counted = {kind: found[kind] for kind in manifest.counts}
             if _checksum(line) != sha256.hexdigest() or counted != manifest.counts:
                 raise _damaged(path, "its checksum or its counts are wrong")
+            if next(lines, None) is not None:  # this also reads gzip's own checksum
+                raise _damaged(path, "something follows its end")
             return
         sha256.update(line)
         try:
@@ -213,10 +215,15 @@ def _compressed(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 def _read(path: str) -> Iterator[bytes]:
     """The lines of a backup."""
+    begun = False
     try:
         with gzip.GzipFile(path, "rb") as file:
-            yield from file
+            for line in file:
+                begun = True
+                yield line
     except gzip.BadGzipFile as error:
+        if begun:
+            raise _damaged(path, str(error)) from error
         raise BadFile(
             f"{path} is not a Phalanx backup, or its beginning is damaged", hint=Hint(HintCode.CREATE_BACKUP)
         ) from error
