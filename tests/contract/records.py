@@ -157,6 +157,7 @@ def project(name="vision"):
         outputs_warned=80,
         request_limits=RequestLimits(requests_per_minute=60, tokens_per_minute=200_000),
         request_weight=2.5,
+        burst=BurstRule(wait_s=60.5),
     )
 
 

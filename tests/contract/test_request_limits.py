@@ -37,6 +37,15 @@ def test_only_admins_limit_projects_and_gateways_get_the_limits_with_the_list(he
         assert code(call("admin", "PUT", "/v1/projects/nlp", wrong)) == (400, "bad_request")
 
 
+def test_only_admins_set_the_burst_rule_of_a_project(head, call):
+    head.ask(PutProject(project=Project(id="nlp", members=frozenset({"ada"}), admins=frozenset({"ada"}))))
+    rule = "when wait > 2h and price < 40"
+    assert code(call("user", "PUT", "/v1/projects/nlp", {"burst": rule})) == (403, "not_permitted")
+    assert code(call("admin", "PUT", "/v1/projects/nlp", {"burst": "when idle"})) == (400, "bad_request")
+    for given, shown in ((rule, rule), (None, rule), ("none", "")):
+        assert call("admin", "PUT", "/v1/projects/nlp", {"burst": given}).json()["project"]["burst"] == shown
+
+
 def test_tokens_made_with_a_limited_one_share_its_limits(call):
     made = call("user", "POST", "/v1/tokens", {"requests_per_minute": "6"}).json()
     assert (made["token"]["requests_per_minute"], made["token"]["limited_as"]) == (6, None)

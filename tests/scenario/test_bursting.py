@@ -255,6 +255,17 @@ def test_the_cap_of_a_month_counts_released_and_running_nodes_and_ends_with_the_
     assert burst.where(4) is not None
 
 
+@pytest.mark.parametrize(("of_queue", "rents"), [(None, ["cloud-0"]), ("never", [])])
+def test_the_rule_of_a_project_holds_where_its_queue_says_nothing(of_queue, rents):
+    burst = Burst(rule=of_queue)
+    burst.run(1.0, PutProject(project=Project(id=PROJECT, burst=parse_burst_rule(RULE))))
+    burst.run(60.0, burst.submit(10))
+    burst.run(30.0, burst.submit(1), burst.submit(3))
+    assert burst.rented == rents
+    assert ("chosen there (burst when wait > 2h and price < 40)" in burst.why(2)) == bool(rents)
+    assert ("price < 40 does not hold" if rents else "its queue or project rents nothing (burst never)") in burst.why(3)
+
+
 def test_a_project_that_has_spent_its_budget_rents_nothing_this_month():
     burst = Burst("always")
     budget = MonthlyBudget(cents=100_000, currency="USD")
@@ -306,7 +317,7 @@ def test_a_rented_node_takes_no_job_whose_run_there_costs_too_much_or_that_never
         burst.run(60.0, PutQueue(queue=queue), burst.submit(10, preemptible=False))
         burst.run(60.0, burst.submit(hours))
         assert (burst.where(1), burst.where(2)) == ("n0", None)
-        assert "only rented nodes have room now, and the rule of its queue keeps it off them" in burst.why(2)
+        assert "only rented nodes have room now, and the rule of its queue or project keeps it off them" in burst.why(2)
         burst.end(1)
         burst.run(10.0)
         assert burst.where(2) == "n0"

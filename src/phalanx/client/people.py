@@ -51,10 +51,11 @@ class AccountsApi(ApiCalls):
         requests_per_minute: str | None = None,
         tokens_per_minute: str | None = None,
         request_weight: str | None = None,
+        burst: str | None = None,
     ) -> api.ProjectView:
         """Create or change a project. `budget`: "5000 EUR/month", or "none"; `outputs`: the limit on outputs at the head, "500G" or "none";
         `requests_per_minute`, `tokens_per_minute`: limits on requests to services, "600", "200k" or "none"; `request_weight`: the part of a busy
-        service, relative to other projects.
+        service, relative to other projects; `burst`: when its jobs order nodes that cost money, as in a queue file, or "none".
         """
         body = {
             "members": members,
@@ -64,6 +65,7 @@ class AccountsApi(ApiCalls):
             "requests_per_minute": requests_per_minute,
             "tokens_per_minute": tokens_per_minute,
             "request_weight": request_weight,
+            "burst": burst,
         }
         return decode_record(
             self._put(f"/v1/projects/{id_path_segment('project', project_id)}", body), api.ProjectReply

@@ -42,7 +42,7 @@ class RunTimeView(WhyRecord, frozen=True, kw_only=True):
 
 
 class BurstView(WhyRecord, frozen=True, kw_only=True):
-    """What speaks for and against nodes of pools that cost money, by the rule of the job's queue. Times in seconds from now, US dollars.
+    """What speaks for and against nodes of pools that cost money, by the rule of the job's queue or project. Times in seconds from now, US dollars.
 
     Attributes:
         pools: the nodes that it would order, by pool.
@@ -103,7 +103,7 @@ class WhyReply(WhyRecord, frozen=True, kw_only=True):
         blockers: at most eight blocking jobs; `blockers_more` counts the others.
         changes: smallest first.
         speeds: how fast it runs on the models of the fleet and how that is known, the fastest first; empty if it is not.
-        burst: both sides, if the rule of its queue was asked.
+        burst: both sides, if the rule of its queue or project was asked.
     """
 
     job_id: JobId
@@ -132,7 +132,7 @@ class DryRunReply(WhyRecord, frozen=True, kw_only=True):
         jobs: how many jobs it would create; for an array the other fields describe the first element.
         gpu_hours_low, gpu_hours_high: of all jobs; None if the run time is unknown.
         starting: other waiting jobs that start now, at most eight.
-        burst: both sides, if the rule of its queue was asked.
+        burst: both sides, if the rule of its queue or project was asked.
         notes, warnings: shape and number of tasks, and whether nothing here now can run it, as in the reply to a submit.
     """
 

@@ -601,6 +601,7 @@ def project_view(project: Project, settings: SignInSettings | None) -> ProjectVi
         requests_per_minute=project.request_limits.requests_per_minute,
         tokens_per_minute=project.request_limits.tokens_per_minute,
         request_weight=project.request_weight,
+        burst="" if project.burst is None else str(project.burst),
     )
 
 

@@ -18,6 +18,7 @@ from phalanx.cli.tables import Column, table
 from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_bytes, parse_memory_bytes
+from phalanx.core.work.burst_rule import EXAMPLE
 from phalanx.core.work.services.request_limits import RequestLimits, parse_weight
 from phalanx.core.work.usage.monthly_budget import parse_budget
 from phalanx.wire.api.people import ProjectView
@@ -103,6 +104,7 @@ def show(name: str, as_json: bool, watch: bool) -> None:
     type=WEIGHT,
     help="Part of a busy service that it gets, relative to other projects.  [1]",
 )
+@click.option("--burst", metavar="RULE", help=f'When its jobs rent nodes, if their queue says nothing: "{EXAMPLE}".')
 def add(name: str, members: tuple[str, ...], admins: tuple[str, ...], **terms: str | None) -> None:
     """Add a project."""
     head = connect()
@@ -125,6 +127,9 @@ def add(name: str, members: tuple[str, ...], admins: tuple[str, ...], **terms: s
 @click.option(
     "--weight", "request_weight", type=WEIGHT, help="Part of a busy service that it gets, relative to other projects."
 )
+@click.option(
+    "--burst", metavar="RULE", help=f'When its jobs rent nodes, if their queue says nothing: "{EXAMPLE}", or none.'
+)
 def set_(
     name: str,
     add_member: tuple[str, ...],
@@ -133,13 +138,13 @@ def set_(
     remove_admin: tuple[str, ...],
     **terms: str | None,
 ) -> None:
-    """Change the members, admins, budget, space for outputs and request limits of a project."""
+    """Change the members, admins, budget, space for outputs, request limits and burst rule of a project."""
     people = bool(add_member or remove_member or add_admin or remove_admin)
     if not people and not any(terms.values()):
         raise BadRequest(
             "nothing to change",
             hint="give --add-member, --remove-member, --add-admin, --remove-admin, --budget, --outputs, --requests-per-minute, "
-            "--tokens-per-minute or --weight",
+            "--tokens-per-minute, --weight or --burst",
         )
     head = connect()
     found = {str(project.id): project for project in head.projects()}
@@ -161,6 +166,5 @@ def _summary(project: ProjectView) -> str:
     limits = RequestLimits(requests_per_minute=project.requests_per_minute, tokens_per_minute=project.tokens_per_minute)
     rates = f"; services: {limits}" if limits else ""
     weight = f"; weight {project.request_weight:g}" if project.request_weight != 1.0 else ""
-    return (
-        f"project {project.id}: members {', '.join(project.members) or 'none'}{admins}{budget}{outputs}{rates}{weight}"
-    )
+    burst = f"; burst {project.burst}" if project.burst else ""
+    return f"project {project.id}: members {', '.join(project.members) or 'none'}{admins}{budget}{outputs}{rates}{weight}{burst}"

@@ -50,6 +50,7 @@ def _describe_project(project: Project) -> str:
         + (f" budget {project.budget}" if project.budget is not None else "")
         + (f" limits {project.request_limits}" if project.request_limits else "")
         + (f" weight {project.request_weight:g}" if project.request_weight != 1.0 else "")
+        + (f" burst {project.burst}" if project.burst is not None else "")
     )
 
 
@@ -169,6 +170,7 @@ def change_project(context: StepContext, request: ChangeProject) -> Project:
             tokens_per_minute=_given(request.tokens_per_minute, project.request_limits.tokens_per_minute),
         ),
         request_weight=project.request_weight if request.request_weight is None else request.request_weight,
+        burst=None if request.without_burst else request.burst or project.burst,
     )
     context.change.put(project)
     return project
@@ -291,6 +293,10 @@ def _check_project_admin(context: StepContext, project: Project | None, request:
     if (request.requests_per_minute, request.tokens_per_minute, request.request_weight) != (None, None, None):
         raise NotPermitted(
             f"{request.by} may not change the request limits of project {project.id}", hint="ask an admin of the head"
+        )
+    if request.without_burst or request.burst is not None:
+        raise NotPermitted(
+            f"{request.by} may not change the burst rule of project {project.id}", hint="ask an admin of the head"
         )
     if request.members is not None and not request.members and project.members:
         raise BadRequest(

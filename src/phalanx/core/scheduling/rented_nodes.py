@@ -1,4 +1,4 @@
-"""The nodes that cost money, as the scheduler uses them: last, and for a job only where the rule of its queue lets it."""
+"""The nodes that cost money, as the scheduler uses them: last, and for a job only where the rule of its queue or project lets it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RentedNodes:
         self._by_pool = tuple((snapshot.node_pools[pool], tuple(names)) for pool, names in by_pool.items())
 
     def kept_off(self, job: Job, rules: OrderRules[Any], queues: Mapping[QueueId, Queue], fleet: FleetIndex) -> int:
-        """The nodes on which the rule of its queue lets the job not run, as a bitset."""
+        """The nodes on which the rule of its queue or project lets the job not run, as a bitset."""
         return fleet.bitset_of(
             name for pool, names in self._by_pool if rules.keeps_off(job, pool, queues) for name in names
         )

@@ -676,7 +676,7 @@ class Scheduler:
         return self._now_s
 
     def kept_off(self, job: Job) -> int:
-        """The nodes that cost money and on which the rule of its queue lets it not run, as a bitset."""
+        """The nodes that cost money and on which the rule of its queue or project lets it not run, as a bitset."""
         rules = self.order_rules
         if rules is None:
             return 0

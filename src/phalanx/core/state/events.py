@@ -23,6 +23,7 @@ from phalanx.core.ids import (
     UserId,
 )
 from phalanx.core.state.reports import Report
+from phalanx.core.work.burst_rule import BurstRule
 from phalanx.core.work.channel import Channel, ChannelMark
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job, JobState
@@ -256,6 +257,7 @@ class ChangeProject(Request[Project]):
         without_budget: the project has no budget any more.
         outputs_bytes: the limit on its outputs; 0 for none.
         requests_per_minute, tokens_per_minute, request_weight: of its requests to services; 0 for no limit.
+        without_burst: the project has no burst rule any more.
     """
 
     project_id: ProjectId
@@ -269,6 +271,8 @@ class ChangeProject(Request[Project]):
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     request_weight: float | None = None
+    burst: BurstRule | None = None
+    without_burst: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

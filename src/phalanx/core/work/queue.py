@@ -130,6 +130,7 @@ class Project:
         budget_warned: the last warning about its budget.
         outputs_bytes: what nodes may store at the head of the outputs of its jobs; 0 for no limit.
         outputs_warned: percent of it at which the history has a line, until the outputs take less again; 0 for none.
+        burst: when its jobs order nodes that cost money, where their queue and those above it say nothing; None for no rule.
         request_limits: of its requests to services; `request_weight`: its part of a service whose replicas are busy, relative to other projects.
     """
 
@@ -143,6 +144,7 @@ class Project:
     outputs_warned: int = 0
     request_limits: RequestLimits = NO_REQUEST_LIMITS
     request_weight: float = 1.0
+    burst: BurstRule | None = None
 
 
 def idle_policy(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> IdlePolicy | None:

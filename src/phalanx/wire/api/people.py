@@ -51,7 +51,8 @@ class UserBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
     """A project: an accounting group and its members. `budget`: as "5000 EUR/month"; empty without one. `outputs_bytes`: what nodes may
     store at the head of its jobs' outputs; 0 for no limit. `requests_per_minute`, `tokens_per_minute`: limits on its requests to services, 0 for
-    none; `request_weight`: its part of a busy service.
+    none; `request_weight`: its part of a busy service. `burst`: when its jobs order nodes that cost money, where their queue says nothing; empty
+    without a rule.
 
     `groups`: at the sign-in provider, whose members belong to it too. Without members and groups it is open to all users.
     """
@@ -66,6 +67,7 @@ class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     request_weight: float = 1.0
+    burst: str = ""
 
 
 class ProjectList(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +87,7 @@ class ProjectReply(msgspec.Struct, frozen=True, kw_only=True):
 class ProjectBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A project's settings; absent fields of an existing project stay unchanged. `budget`: "5000 EUR/month", or "none". `outputs`: the limit on
     outputs at the head, "500G" or "none". `requests_per_minute`, `tokens_per_minute`: limits on requests to services, "600", "200k" or "none";
-    `request_weight`: the part of a busy service, 0.01 to 1000, 1 by default.
+    `request_weight`: the part of a busy service, 0.01 to 1000, 1 by default. `burst`: a rule as in a queue file, or "none".
     """
 
     members: list[UserId] | None = None
@@ -95,6 +97,7 @@ class ProjectBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     requests_per_minute: str | None = None
     tokens_per_minute: str | None = None
     request_weight: str | None = None
+    burst: str | None = None
 
 
 class TokenView(msgspec.Struct, frozen=True, kw_only=True):

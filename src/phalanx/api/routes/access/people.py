@@ -25,6 +25,7 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ProjectId, TokenId, UserId
 from phalanx.core.state.events import ChangeProject, ChangeUser, PutToken, RevokeToken
 from phalanx.core.units import format_duration, parse_duration_s, parse_memory_bytes
+from phalanx.core.work.burst_rule import parse_burst_rule
 from phalanx.core.work.names import is_name
 from phalanx.core.work.services.request_limits import RequestLimits, parse_per_minute, parse_weight
 from phalanx.core.work.usage.monthly_budget import parse_budget
@@ -167,6 +168,8 @@ async def put_project(request: Request, project_id: ProjectId) -> Response:
         outputs_bytes=_outputs_limit(body.outputs),
         requests_per_minute=_per_minute(body.requests_per_minute, "requests_per_minute"),
         tokens_per_minute=_per_minute(body.tokens_per_minute, "tokens_per_minute"),
+        burst=None if body.burst in (None, NO_LIMIT) else parse_burst_rule(body.burst),
+        without_burst=body.burst == NO_LIMIT,
         request_weight=None if body.request_weight is None else parse_weight(body.request_weight, "request_weight"),
     )
     project = await runtime.request(command)

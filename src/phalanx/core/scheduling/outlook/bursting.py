@@ -1,4 +1,4 @@
-"""Whether a waiting job rents nodes: the wait here against the price there, by the rule of its queue. And when such a job comes home.
+"""Whether a waiting job rents nodes: the wait here against the price there, by the rule of its queue or project. And when such a job comes home.
 
 One side is the expected start on the fleet as it is (`Forecast`, with medians). The other is the start on nodes of pools: they boot, and the
 job's data is copied. The price there is
@@ -106,11 +106,11 @@ class BurstChoice:
 
 
 class BurstRules:
-    """The rules of a head's queues, with the newest forecast and the newest choice for each waiting job.
+    """The rules of a head's queues and projects, with the newest forecast and the newest choice for each waiting job.
 
     Args:
         predictor: of run times, with all that is known by now.
-        projects: by id; one that has spent its budget of the month rents nothing.
+        projects: by id, with their rules; one that has spent its budget of the month rents nothing.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class BurstRules:
     def judge(self, scheduler: Scheduler, cluster: ClusterSnapshot, now_s: float, wall_s: float) -> BurstJudge | None:
         """As in `OrderRules`."""
         ruled = any(queue.burst is not None for queue in cluster.queues.values())
-        if not ruled and all(project.budget is None for project in self.projects().values()):
+        if not ruled and all(one.budget is None and one.burst is None for one in self.projects().values()):
             self.choices = {}
             return None
         self.choices = {job_id: one for job_id, one in self.choices.items() if _waits(scheduler, job_id)}
@@ -147,9 +147,15 @@ class BurstRules:
         """Of run times."""
         return self._predictor()
 
+    def rule_of(self, job: Job, queues: Mapping[QueueId, Queue]) -> BurstRule | None:
+        """The rule of the job's queue, or of one above it; else of its project; None for none."""
+        rule = burst_rule(queues, job.queue)
+        project = self.projects().get(job.project) if rule is None else None
+        return rule if project is None else project.burst
+
     def keeps_off(self, job: Job, pool: NodePool, queues: Mapping[QueueId, Queue]) -> bool:
         """As in `OrderRules`: the rule is `never`, or the price of its run there is not below the one in the rule. The wait does not count."""
-        rule = burst_rule(queues, job.queue)
+        rule = self.rule_of(job, queues)
         if rule is None or pool.price_per_h <= 0.0 or not (rule.never or rule.price is not None):
             return False
         rest_s = _rest_s(self.predictor(), job, max(0.0, job.attained_s))
@@ -236,7 +242,7 @@ class BurstJudge:
 
     def admits(self, job: Job, pools: Sequence[NodePool]) -> bool:
         """As in `OrderJudge`. Nodes without a price, and jobs without a rule, need no leave."""
-        rule = burst_rule(self._cluster.queues, job.queue)
+        rule = self._rules.rule_of(job, self._cluster.queues)
         priced = [pool for pool in pools if pool.price_per_h > 0.0]
         if not priced:
             return True
@@ -247,7 +253,7 @@ class BurstJudge:
         if rule is None:
             return True
         if rule.never:
-            self._refusals[job.id] = f"its queue rents nothing (burst {rule})"
+            self._refusals[job.id] = f"its queue or project rents nothing (burst {rule})"
             return False
         entry = self._scheduler.entries.get(job.id)
         here_s: float | None = NEVER  # no own node can hold it

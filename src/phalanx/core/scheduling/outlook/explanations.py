@@ -61,7 +61,7 @@ class SchedulerView(Protocol):
         """Why the pending job waits."""
 
     def kept_off(self, job: Job) -> int:
-        """The nodes that cost money and on which the rule of its queue lets it not run, as a bitset."""
+        """The nodes that cost money and on which the rule of its queue or project lets it not run, as a bitset."""
 
     def explain_reservation(self, job: Job) -> str:
         """The reservation that keeps the job off its nodes."""
@@ -147,7 +147,7 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
     if kept_off and any(board.find_need(need, klass.excluded & ~kept_off) is not None for need in klass.needs):
         return WaitReason(
             reason=WaitReasonCode.RESOURCES,
-            detail="only rented nodes have room now, and the rule of its queue keeps it off them",
+            detail="only rented nodes have room now, and the rule of its queue or project keeps it off them",
         )
     if left_out and any(board.find_need(need) is not None for need in klass.needs):
         nodes = sorted(node.id for at, node in enumerate(scheduler.fleet_index.nodes) if not left_out >> at & 1)
