@@ -106,10 +106,17 @@ def test_cancel_and_what_the_head_refuses(head, tmp_path):
     assert job_body({"gpus": "h100:8", "timeout_min": 0.5}, "true", tmp_path)["time"] == "30s"
 
 
-def test_parallel_runs_on_the_cluster_and_keeps_its_workers_for_the_next_call(head):
+def test_parallel_runs_on_the_cluster_and_keeps_its_workers_for_the_next_call(head, tmp_path):
+    seen = str(tmp_path)
+
     def where(value):
         import os
+        import time
 
+        with open(f"{seen}/{os.getpid()}", "w"):
+            pass
+        while len(os.listdir(seen)) < 2:  # one worker could do all of it before the other one has begun
+            time.sleep(0.01)
         return value * value, os.getpid(), os.environ["PHALANX_JOB_ID"]
 
     def fails(value):
