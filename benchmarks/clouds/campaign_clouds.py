@@ -29,7 +29,7 @@ class CampaignCloud:
         module: of its server; `python`: that runs it.
         node, zones, settings: of its pools.
         environment: what the head needs to reach it.
-        share: of all creates.
+        share: of all creates. moto answers some ten calls a second, so it has the smallest.
     """
 
     name: str
@@ -114,7 +114,7 @@ def _google(folder: Path, port: int) -> CampaignCloud:
     return _dialect(
         "google",
         port,
-        1.0,
+        4.0,
         node="g2-standard-4",
         zones=google_dialect.ZONES,
         settings={"project": project, "image": f"projects/{project}/global/images/node"},
@@ -129,7 +129,7 @@ def _azure(folder: Path, port: int) -> CampaignCloud:
     return _dialect(
         "azure",
         port,
-        1.0,
+        4.0,
         node=next(iter(azure_dialect.SIZES)),
         zones=("1", "2"),
         settings=AZURE_SETTINGS,

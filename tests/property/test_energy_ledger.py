@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import hypothesis.strategies as st
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 
 from phalanx.controller.usage.usage_resume import hour_amounts, usage_hour
 from phalanx.core.accounting.energy_ledger import EnergyLedger, EnergySource, MeterReading
@@ -125,6 +125,14 @@ class Metered:
 
 
 @given(HAPPENINGS)
+@example(  # found by fresh examples: the job ends in the millisecond in which another head begins
+    [
+        (0, ("hold", ((1000, Account(job="1")),))),
+        (0, ("read", 0)),
+        (1, ("head restarts", None)),
+        (0, ("hold", ((1000, Account()),))),
+    ]
+)
 def test_jobs_and_idle_get_what_the_meters_counted(happenings):
     one = Metered()
     for ms, (what, value) in happenings:

@@ -114,6 +114,8 @@ class EnergyLedger:
         if device.base is None:
             spans.clear()
         elif spans:
+            if spans[0][0] > device.base.at_ms:  # after a restart: who holds it first has held it since the reading
+                spans[0] = (device.base.at_ms, spans[0][1])
             at_ms = max(at_ms, spans[-1][0])
             if at_ms == spans[-1][0]:
                 spans.pop()
