@@ -259,7 +259,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 "scopes": ["openid", "groups"],
                 "recheck_s": 900.0,
                 "outage_s": 28_800.0,
-                "groups": [{"group": "ml", "role": "user", "projects": ["default"], "admin_of": []}],
+                "groups": [{"group": "ml", "role": "user", "projects": ["victims"], "admin_of": []}],
             }
         ),
         "start_device_login": Good(body={"note": "phalanx login on a laptop"}),
@@ -277,9 +277,6 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 "price_per_h": 2.0,
                 "idle": "5m",
                 "start_limit": "10m",
-                "zone": "z",
-                "zones": ["a", "b"],
-                "settings": {"script": "vms"},
                 "cap_per_h": 40.0,
             }
         ),

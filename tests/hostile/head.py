@@ -166,7 +166,9 @@ class Served:
         return reply.json()["job"] if reply.status_code == 200 else {"state": "none"}
 
     def _submit(self, **more) -> str:
-        return self.call("user", "POST", "/v1/jobs", {**JOB, **more}).json()["job"]["id"]
+        reply = self.call("user", "POST", "/v1/jobs", {**JOB, **more})
+        assert reply.status_code == 201, (reply.status_code, reply.text)
+        return reply.json()["job"]["id"]
 
     def _play(self, view: dict[str, Any]) -> None:
         """The next thing that a supervisor would say of a running job."""
@@ -264,9 +266,8 @@ def _known(home: str, process: subprocess.Popen) -> Served:
     served.call(ADMIN, "PUT", "/v1/users/victim", {"role": "user"})
     served.call(ADMIN, "PUT", "/v1/projects/victims", {"members": ["victim"]})
     served.call(ADMIN, "PUT", "/v1/queues/side", {"open": True})
-    served.call(
-        ADMIN, "PUT", "/v1/pools/burst", {"provider": "virtual", "node": "1xh100:8", "max_nodes": 2, "zone": "z"}
-    )
+    pool = {"provider": "virtual", "node": "1xh100:8", "max_nodes": 2}
+    assert served.call(ADMIN, "PUT", "/v1/pools/burst", pool).status_code == 200
     made = served.call(ADMIN, "POST", "/v1/tokens", {"user": "victim"}).json()
     served.token_id = made["token"]["id"]
     httpx.put(
