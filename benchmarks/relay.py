@@ -25,8 +25,8 @@ from typing import Final
 from benchmarks.cluster import ROOT, free_port, wait_until
 from benchmarks.figures import Figure, argument_parser, plain_figure, print_progress, print_report
 from phalanx.api.http.relay_agent import RelayAgent, RelaySettings
-from phalanx.app.relay_key_file import read_relay_key
-from phalanx.app.relay_server import read_or_create_relay_key
+from phalanx.app.relay.key_file import read_relay_key
+from phalanx.app.relay.server import read_or_create_relay_key
 
 ROUND_TRIPS: Final = 2000
 CONNECTIONS: Final = 100
@@ -79,7 +79,7 @@ def _processes() -> Iterator[tuple[int, int]]:
         key = os.path.join(folder, "relay.key")
         read_or_create_relay_key(key)
         words = (
-            ["-m", "phalanx.app.relay_server", "--listen", f"127.0.0.1:{relayed}", "--key", key],
+            ["-m", "phalanx.app.relay.server", "--listen", f"127.0.0.1:{relayed}", "--key", key],
             ["-m", "benchmarks.relay", "--head", str(direct), str(relayed), key],
         )
         started = [subprocess.Popen([sys.executable, *each], cwd=ROOT, stderr=subprocess.DEVNULL) for each in words]

@@ -11,11 +11,11 @@ import pytest
 
 from phalanx.api.http import relay_agent
 from phalanx.api.http.relay_agent import IDLE_CONNECTIONS, RelayAgent, RelaySettings
-from phalanx.app import relay_server
 from phalanx.app.join_service import parse_relay
 from phalanx.app.options import parse_arguments, resolve_options
-from phalanx.app.relay_key_file import read_relay_key
-from phalanx.app.relay_server import RelayLimits, RelayServer, read_or_create_relay_key
+from phalanx.app.relay import server as relay_server
+from phalanx.app.relay.key_file import read_relay_key
+from phalanx.app.relay.server import RelayLimits, RelayServer, read_or_create_relay_key
 from phalanx.app.state_folder import StateFolder
 from phalanx.core.errors import BadFile, BadRequest, Conflict
 from phalanx.wire import head_relay

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from phalanx.app.join_service import ListenAddress, parse_listen, parse_relay
 from phalanx.app.machine_nodes import this_machine_nodes, virtual_nodes
-from phalanx.app.relay_key_file import RELAY_KEY_FILE, read_relay_key
+from phalanx.app.relay.key_file import read_relay_key
 from phalanx.app.scheduler_options import add_scheduler_arguments, build_policy, scheduler_settings
 from phalanx.app.secret_key_file import given_key_file
 from phalanx.app.shared_store import add_store_arguments, check_store, store_options
@@ -26,6 +26,7 @@ from phalanx.core.work.job_file.web_ports import PORT_MAX
 from phalanx.engines.registry import DEFAULT_ENGINE, engine_type, selectable_engines
 from phalanx.ports.engine import EngineType, HeadSetup, LocalNode
 from phalanx.providers.tracing.otlp_exporter import check_endpoint
+from phalanx.wire.head_relay import KEY_FILE
 
 PORT_DEFAULT: Final = 7600
 ANY_PORT: Final = 0
@@ -238,7 +239,7 @@ def _relay(
             "--relay is for a head that other servers cannot reach, and --listen for one that they can",
             hint="add --listen off, or --relay off",
         )
-    return relay, path, read_relay_key(home.path_of(RELAY_KEY_FILE) if path == "off" else path)
+    return relay, path, read_relay_key(home.path_of(KEY_FILE) if path == "off" else path)
 
 
 def _programs_port(text: str) -> int | None:

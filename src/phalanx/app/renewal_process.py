@@ -71,7 +71,7 @@ class LeaseEntry:
 
 @dataclass(slots=True)
 class RenewalTables:
-    """What the head has told this process, and what it has answered. Pure: times are passed in."""
+    """What the head has sent to this process, and what it has answered. Pure: times are passed in."""
 
     lease_s: float = 0.0
     renew_in_s: float = 0.0

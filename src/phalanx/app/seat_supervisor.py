@@ -16,12 +16,12 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
+from phalanx.app import node
 from phalanx.app.assigned_devices import assigned_devices
 from phalanx.core.access.node_tokens import seat_token
 from phalanx.core.ids import NodeId
@@ -37,9 +37,6 @@ from phalanx.wire.seat import (
     SeatAssignment,
     decode_assignment,
 )
-
-if TYPE_CHECKING:
-    from phalanx.app.node import SupervisorResult
 
 HEAD_CONNECT_TIMEOUT_S: Final = (
     30.0  # enough for a head that restarts; after it, a firewall probably blocks the connection
@@ -67,14 +64,9 @@ def main() -> int:
     if node_id is None:
         print(f"phalanx seat: this machine is not one of the nodes {', '.join(order.nodes)}", file=sys.stderr)
         return _USAGE
-    codes: list[int] = []
-    check = threading.Thread(target=lambda: codes.append(_check_head(order)), name="head-check", daemon=True)
-    check.start()
-    from phalanx.app import node  # takes most of the time until the supervisor runs: the head is asked meanwhile
-
-    check.join()
-    if codes != [0]:
-        return codes[0] if codes else SEAT_HEAD_UNREACHABLE  # none: the check itself failed, and has printed why
+    unreachable = _check_head(order)
+    if unreachable:
+        return unreachable
     seat = Seat(node_id=node_id, job_id=order.job_id, epoch=order.epoch)
     folder = _folder(seat)
     try:
@@ -102,7 +94,7 @@ def _check_head(order: SeatAssignment) -> int:
             time.sleep(HEAD_RETRY_S)
 
 
-def _leave(order: SeatAssignment, node_id: NodeId, ended: SupervisorResult) -> int:
+def _leave(order: SeatAssignment, node_id: NodeId, ended: node.SupervisorResult) -> int:
     """Report the end of the attempt to the engine if an exit code cannot express it; return the exit code."""
     line = order.exit_commands.get(ended.stop.name.lower())
     if line is None:

@@ -107,7 +107,7 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
             "phalanx.cli.cluster.dashboard:dashboard", "Open the dashboard in a browser, by a link that works once."
         ),
         "gateway": CommandEntry(
-            "phalanx.cli.cluster.gateway:gateway", "Serve all services at one address, with OpenAI's API."
+            "phalanx.cli.serve.gateway:gateway", "Serve all services at one address, with OpenAI's API."
         ),
         "monitoring": CommandEntry(
             "phalanx.cli.monitoring.command:monitoring", "Rules, a board and settings for Prometheus and Grafana."

@@ -11,10 +11,10 @@ from phalanx.ports.provider import CloudRights, DelayedNode, LeavingNode, LostNo
 
 
 @dataclass(slots=True, kw_only=True)
-class ToldNode:
-    """What was reported of a node: `told` that it ends, `lost` its loss, after which nothing is; `delay`: why it is not up yet, None if unknown."""
+class ReportedNode:
+    """What was reported of a node: `leaves`: that it ends, `lost`: its loss, after which nothing is reported; `delay`: why it is not up yet, None if unknown."""
 
-    told: bool = False
+    leaves: bool = False
     lost: bool = False
     delay: str | None = ""
 
@@ -24,13 +24,13 @@ class ToldNode:
         It counts as reported then.
         """
         if isinstance(event, DelayedNode):
-            news = not self.told and event.why != self.delay
+            news = not self.leaves and event.why != self.delay
             self.delay = event.why if news else self.delay
             return news
         lost = isinstance(event, LostNode)
-        if self.lost or (self.told and not lost):
+        if self.lost or (self.leaves and not lost):
             return False
-        self.told, self.lost = True, lost
+        self.leaves, self.lost = True, lost
         return True
 
 

@@ -1,4 +1,4 @@
-"""One request on its way to a replica: its place in line, the comments that its stream gets meanwhile, and what its client is told."""
+"""One request on its way to a replica: its place in line, the comments that its stream gets meanwhile, and the answers that the gateway itself gives to its client."""
 
 from __future__ import annotations
 

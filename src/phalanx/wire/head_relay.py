@@ -32,6 +32,9 @@ CARRY: Final = b"!"
 OPENING_S: Final = 10.0  # for all messages of the opening
 PING_EVERY_S: Final = 10.0
 PONG_S: Final = 10.0  # for the head to return a PING
+KEY_FILE: Final = "relay.key"  # in a state folder
+CONNECTIONS_MAX: Final = 4096  # of a relay, unless it is given another number
+CONNECTIONS_OF_A_SOURCE: Final = 512
 _KEY: Final = re.compile(r"phxr\.([0-9a-f]{64})")
 
 

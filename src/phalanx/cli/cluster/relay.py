@@ -8,8 +8,7 @@ import sys
 import click
 
 from phalanx.cli.cluster.state_folder import home_folder
-
-_KEY_FILE = "relay.key"
+from phalanx.wire.head_relay import CONNECTIONS_MAX, CONNECTIONS_OF_A_SOURCE, KEY_FILE
 
 
 @click.command()
@@ -27,14 +26,14 @@ _KEY_FILE = "relay.key"
 @click.option(
     "--connections",
     type=click.IntRange(1, 1_000_000),
-    default=4096,
+    default=CONNECTIONS_MAX,
     show_default=True,
     help="Connections at once, in all.",
 )
 @click.option(
     "--per-source",
     type=click.IntRange(1, 1_000_000),
-    default=512,
+    default=CONNECTIONS_OF_A_SOURCE,
     show_default=True,
     help="Connections at once from one address.",
 )
@@ -43,7 +42,7 @@ def relay(listen: str, key: str | None, connections: int, per_source: int) -> No
 
     It stays in the foreground, holds no token, and reads none: TLS ends at the head.
     """
-    path = os.path.abspath(key or os.path.join(home_folder(), _KEY_FILE))
+    path = os.path.abspath(key or os.path.join(home_folder(), KEY_FILE))
     words = ["--listen", listen, "--key", path, "--connections", str(connections), "--per-source", str(per_source)]
-    command = [sys.executable, "-P", "-m", "phalanx.app.relay_server", *words]
+    command = [sys.executable, "-P", "-m", "phalanx.app.relay.server", *words]
     os.execv(sys.executable, command)  # noqa: S606  # no shell is wanted

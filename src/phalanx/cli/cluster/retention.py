@@ -259,7 +259,7 @@ def _run_lines(run: RetentionRun, screen: Terminal) -> list[str]:
 
 
 def _with_stores(run: RetentionRun, left: list[StoredFolder]) -> dict[str, object]:
-    """The run as it is printed in JSON, with what is in object stores; `bytes` is null where nobody looked."""
+    """The run as it is printed in JSON, with what is in object stores; `bytes` is null where the store was not read."""
     import msgspec
 
     shown = [

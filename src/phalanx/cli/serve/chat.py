@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from phalanx.cli.cluster.gateway_address import known_gateway
 from phalanx.cli.completion import complete_services
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import print_error, warn
 from phalanx.cli.jobs.job_follower import StatusLine
 from phalanx.cli.list_output import to_json
 from phalanx.cli.option_types import DURATION
+from phalanx.cli.serve.gateway_address import known_gateway
 from phalanx.cli.serve.rollout_wait import progress_text, waiting_hint
 from phalanx.cli.serve.service_lookup import require_service
 from phalanx.cli.terminal import strip_control, terminal

@@ -34,7 +34,7 @@ from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.queue import (
     HOUR_S,
-    NOBODY,
+    NO_USER,
     Queue,
     QueueUsage,
     are_users_fair,
@@ -145,7 +145,7 @@ class FairShareTree(QuotaTree):
         now_s: float,
         since_s: float | None = None,
         speed: float = 1.0,
-        user: UserId = NOBODY,
+        user: UserId = NO_USER,
     ) -> None:
         """From now on the queue uses `milli` thousandths of GPUs more (fewer, if negative), for this user.
 
@@ -183,7 +183,7 @@ class FairShareTree(QuotaTree):
             self._waiting, self._waiting_users = wanting, users
             self._forget_factors()
 
-    def fair_share_factor(self, queue: int, user: str = NOBODY) -> float:
+    def fair_share_factor(self, queue: int, user: str = NO_USER) -> float:
         """The fair-share factor of the queue's own jobs, of this user where its users are fair, in (0, 1]; a higher one goes first."""
         if not self._factors:
             self._factors = self._compute_factors()
@@ -312,8 +312,8 @@ class FairShareTree(QuotaTree):
     def _compute_user_factors(self, node: int) -> dict[UserId, float]:
         """Users share a queue as queues of equal weight share the one above them."""
         used = {user: self._user_now(node, user).decayed_gpu_s for user in tuple(self._users[node])}
-        used |= dict.fromkeys(self._waiting_users.get(node, set()) - used.keys(), 0.0)
         waiting = self._waiting_users.get(node, set())
+        used |= dict.fromkeys(waiting - used.keys(), 0.0)
         present = sum(spent > 0.0 or user in waiting for user, spent in used.items())
         total = sum(used.values())
         return {

@@ -199,7 +199,7 @@ def with_ancestors(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> Iterat
         above = queues[above].parent
 
 
-NOBODY: Final = UserId("")
+NO_USER: Final = UserId("")
 _USE_MIN_GPU_S: Final = 1.0
 HOUR_S: Final = 3600.0  # of a GPU-hour
 CLOCK_SKEW_MAX_S: Final = 300.0  # heads differ by less; beyond it a clock was wrong and has been set since
@@ -230,7 +230,7 @@ def add_usage(
     to_s: float,
     speed: float = 1.0,
     asleep_s: float = 0.0,
-    user: UserId = NOBODY,
+    user: UserId = NO_USER,
 ) -> list[QueueUsage]:
     """The records after these resources were held from `from_s` to `to_s`: of the queue and of all its ancestors, the lowest first.
 
@@ -245,7 +245,7 @@ def add_usage(
             usage_records.get(queue.id) or QueueUsage(queue=queue.id, at_s=to_s),
             queue,
             half_s,
-            user if fair and queue.id == queue_id else NOBODY,
+            user if fair and queue.id == queue_id else NO_USER,
         )
         for queue in with_ancestors(queues, queue_id)
     ]

@@ -41,7 +41,7 @@ from phalanx.engines.kubernetes.pod_template import CONTAINER, with_template
 from phalanx.engines.kubernetes.render import Manifest, PodSettings
 from phalanx.engines.kubernetes.rest import KubernetesApi, ResourcePath
 from phalanx.engines.kubernetes.watch import ObjectWatch
-from phalanx.engines.resident_nodes import EngineProvider, ToldNode
+from phalanx.engines.resident_nodes import EngineProvider, ReportedNode
 from phalanx.engines.resident_option import GPUS_MAX
 from phalanx.ports.provider import (
     CallUnanswered,
@@ -80,7 +80,7 @@ _log = logging.getLogger("phalanx.engines.kubernetes")
 
 
 @dataclass(slots=True)
-class ResidentPod(ToldNode):
+class ResidentPod(ReportedNode):
     """An order and its pod. `created_s`: monotonic seconds; `seen`: the API server has listed the pod; `silent_s`: since when its node is not ready
     (monotonic), None while it is.
     """
@@ -315,7 +315,7 @@ class ResidentPods(EngineProvider):
         pod = next((one for one in self._pods.current().values() if one.name == name), None)
         if pod is None or (pod.ended and pod.exit_code is not None) or not pod.node:
             return True
-        return held is not None and held.told and pod.deleting and self._is_abandoned(pod)
+        return held is not None and held.leaves and pod.deleting and self._is_abandoned(pod)
 
     def _is_abandoned(self, pod: PodState) -> bool:
         """Whether no kubelet will end the pod: its node is gone or silent for long."""

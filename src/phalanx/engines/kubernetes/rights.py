@@ -87,7 +87,7 @@ AUTOSCALER_RIGHTS: Final = (
     AccessRight(
         verb="list",
         plural="events",
-        lost="what an autoscaler says of a job's pods is not told",
+        lost="what an autoscaler says of a job's pods is not shown",
         optional=True,
     ),
 )

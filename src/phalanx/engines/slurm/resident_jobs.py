@@ -21,7 +21,7 @@ from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node_pool import ChargedMachine, NodeTemplate
 from phalanx.core.ids import NodeId
 from phalanx.core.units import format_duration
-from phalanx.engines.resident_nodes import EngineProvider, ToldNode
+from phalanx.engines.resident_nodes import EngineProvider, ReportedNode
 from phalanx.engines.resident_option import GPUS_MAX
 from phalanx.engines.slurm import commands, parse, render
 from phalanx.engines.slurm.options import ENGINE_NAME
@@ -53,7 +53,7 @@ class ResidentShare:
 
 
 @dataclass(slots=True)
-class ResidentJob(ToldNode):
+class ResidentJob(ReportedNode):
     """An order and its Slurm job. `since_s`: monotonic seconds of the submit; `seen`: squeue listed it."""
 
     order: NodeOrder

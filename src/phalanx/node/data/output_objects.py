@@ -93,7 +93,7 @@ def read_lists(store: ObjectFolder) -> list[StoredFileList]:
 
 
 def written(store: ObjectFolder) -> dict[str, int]:
-    """Names and bytes of the objects that the job stored and nobody has replaced since, each before the list that names it.
+    """Names and bytes of the objects that the job stored and that were not replaced since, each before the list that names it.
 
     Raises:
         ObjectsRefused, SourceUnavailable: it is not known.

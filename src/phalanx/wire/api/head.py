@@ -15,7 +15,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Health of the head, without authentication.
 
     `role`: "leader" or "standby" if several heads share a store, else empty; `term` and `leader` (its URL) as this head knows them.
-    `sign_in`: host of the sign-in provider, "" if there is none; None from a standby and from a head of an earlier release.
+    `sign_in`: host of the sign-in provider, "" without one; None from a standby and from a head of an earlier release.
     """
 
     status: str

@@ -9,7 +9,6 @@ from typing import Final
 from phalanx.core.errors import BadFile
 from phalanx.wire.head_relay import parse_key
 
-RELAY_KEY_FILE: Final = "relay.key"
 _FILE_BYTES_MAX: Final = 200
 _READABLE_BY_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 

@@ -22,12 +22,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.api.http.tls_listener import answer_plain_http, first_bytes, is_tls
-from phalanx.app.relay_key_file import read_relay_key
+from phalanx.app.relay.key_file import read_relay_key
 from phalanx.core.errors import BadFile, BadRequest, PhalanxError
 from phalanx.web.command_hints import error_line
 from phalanx.wire.head_relay import (
     ATTACHED,
     CARRY,
+    CONNECTIONS_MAX,
+    CONNECTIONS_OF_A_SOURCE,
     GREETING,
     INSTANCE_BYTES,
     NONCE_BYTES,
@@ -70,8 +72,8 @@ class _IdleConnection:
 class RelayLimits:
     """How many connections the relay has: in all, and from one address (IPv6: one /64)."""
 
-    connections: int = 4096
-    per_source: int = 512
+    connections: int = CONNECTIONS_MAX
+    per_source: int = CONNECTIONS_OF_A_SOURCE
 
 
 @dataclass(slots=True, kw_only=True)
@@ -237,7 +239,7 @@ class RelayServer:
             self._drop(idle)
 
     async def _take(self) -> _IdleConnection:
-        """Take the idle connection that was used last, and stop watching it; wait for one if there is none."""
+        """Take the idle connection that was used last, and stop watching it; if none is ready, wait for one."""
         if self._ready:
             idle = self._ready.pop()
             if idle.task is not None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from phalanx.cli.cluster.gateway_address import forget_gateway, remember_gateway
 from phalanx.cli.connection import connect
 from phalanx.cli.option_types import GrammarType
+from phalanx.cli.serve.gateway_address import forget_gateway, remember_gateway
 from phalanx.core.errors import BadFile, BadRequest, PhalanxError
 from phalanx.core.units import parse_duration_s
 
