@@ -140,23 +140,20 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
     before = home.read_json("cluster.json")
     port = given.port if given.port is not None else int(before.get("port", PORT_DEFAULT))
     virtual = given.virtual if given.virtual is not None else before.get("virtual")
-    offers = parse_offers(given.offers if given.offers is not None else before.get("offers") or "off")
+    offers = parse_offers(_choice(given, before, "offers"))
     lease_s = given.lease if given.lease is not None else float(before.get("lease_s", LEASE_DEFAULT_S))
     revive_s = given.revive if given.revive is not None else float(before.get("revive_s", REVIVE_AFTER_S))
     if not 1.0 <= lease_s <= 3600.0:
         raise Conflict(f"--lease {lease_s} is out of range: use 1 to 3600 seconds")
-    listen = given.listen if given.listen is not None else before.get("listen") or "off"
-    relay, relay_key_file, relay_key = _relay(given, before, home, listens=listen != "off")
-    life = given.token_life_max if given.token_life_max is not None else before.get("token_life_max") or "off"
-    otlp = given.otlp if given.otlp is not None else before.get("otlp") or "off"
+    listen, life, otlp = (_choice(given, before, name) for name in ("listen", "token_life_max", "otlp"))
     otlp_endpoint = "" if otlp == "off" else check_endpoint(otlp)
-    key_file = given.secrets_key if given.secrets_key is not None else before.get("secrets_key") or "off"
-    key_file = key_file if key_file == "off" else os.path.abspath(key_file)
-    programs_port = given.programs_port if given.programs_port is not None else before.get("programs_port") or "any"
-    programs_host = given.programs_host if given.programs_host is not None else before.get("programs_host") or "off"
+    key_file = _file_choice(given, before, "secrets_key")
+    programs_port = _choice(given, before, "programs_port", "any")
+    programs_host = _choice(given, before, "programs_host")
     scheduling = scheduler_settings(given, before.get("scheduling"))
     policy = build_policy(scheduling)
     store = store_options(given, home, before)
+    relay, relay_key_file, relay_key = _relay(given, before, home, listens=listen != "off", shares=bool(store.address))
     setup = HeadSetup(
         listens=listen != "off" or relay != "off",
         listened_before=any((before.get(name) or "off") != "off" for name in ("listen", "relay")),
@@ -165,8 +162,6 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
     )
     engine, engine_options = _engine_options(given, before, setup)
     check_store(store, home)
-    if relay != "off" and store.address:
-        raise Conflict("--relay serves one head, and --store is for several", hint="use --listen, or --store off")
     # The default lease was not chosen by a user, and a takeover takes nearly as long.
     alone_before = not store.previous_address and lease_s == LEASE_DEFAULT_S
     if store.address and given.lease is None and ("lease_s" not in before or alone_before):
@@ -221,17 +216,27 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
     )
 
 
+def _choice(given: argparse.Namespace, before: Mapping[str, Any], name: str, default: str = "off") -> str:
+    """Return an option as given, else as stored, else its default."""
+    found = getattr(given, name)
+    return str(found if found is not None else before.get(name) or default)
+
+
+def _file_choice(given: argparse.Namespace, before: Mapping[str, Any], name: str) -> str:
+    """Return the path of a file, absolute; `off` without one."""
+    path = _choice(given, before, name)
+    return path if path == "off" else os.path.abspath(path)
+
+
 def _relay(
-    given: argparse.Namespace, before: Mapping[str, Any], home: StateFolder, *, listens: bool
+    given: argparse.Namespace, before: Mapping[str, Any], home: StateFolder, *, listens: bool, shares: bool
 ) -> tuple[str, str, bytes]:
     """Return `--relay` and `--relay-key`, each `off` without one, and the key.
 
     Raises:
-        PhalanxError: it is given beside `--listen`, or its key cannot be read.
+        PhalanxError: it is given beside `--listen` or `--store`, or its key cannot be read.
     """
-    relay = given.relay if given.relay is not None else before.get("relay") or "off"
-    path = given.relay_key if given.relay_key is not None else before.get("relay_key") or "off"
-    path = path if path == "off" else os.path.abspath(path)
+    relay, path = _choice(given, before, "relay"), _file_choice(given, before, "relay_key")
     if relay == "off":
         return relay, path, b""
     if listens:
@@ -239,6 +244,8 @@ def _relay(
             "--relay is for a head that other servers cannot reach, and --listen for one that they can",
             hint="add --listen off, or --relay off",
         )
+    if shares:
+        raise Conflict("--relay serves one head, and --store is for several", hint="use --listen, or --store off")
     return relay, path, read_relay_key(home.path_of(KEY_FILE) if path == "off" else path)
 
 
