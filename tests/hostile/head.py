@@ -49,7 +49,7 @@ from phalanx.wire.supervisor import (
 from tests.contract.api_head import make_node
 from tests.contract.exec_socket import ExecSocket
 from tests.hostile.asked import NOBODY
-from tests.hostile.good import BLOB, DIGEST
+from tests.hostile.good import BLOB, DIGEST, SERVICE
 
 START_S = 60.0  # a hang guard
 ROLES = {"viewer": "vic", "user": "ada", "other": "bob", "operator": "opal"}
@@ -132,7 +132,7 @@ class Served:
         }
 
     def tend(self) -> None:
-        """As a supervisor and a user do: renew the lease, say hello when asked to; keep one job running, one waiting, one session open."""
+        """As a supervisor and a user do: renew the lease, say hello when asked to; keep one job running, one waiting, one service, one session open."""
         lease = LeaseRequest(supervisor_id=SUPERVISOR, node_id=NODE, epochs=[(self.job_id, self.epoch)])
         if self.call(SUPERVISING, "POST", "/v1/node/lease", lease).status_code == 409:
             hello = HelloRequest(version=1, supervisor_id=SUPERVISOR, node=make_node(NODE, DEVICES), members=[])
@@ -146,6 +146,9 @@ class Served:
             self._play(view)
         if self._job(self.waiting_id)["state"] != "pending":
             self.waiting_id = self._submit(hold=True)
+        service = self.call(ADMIN, "GET", "/v1/services/web")
+        if service.status_code == 404:
+            self.call("user", "POST", "/v1/services", SERVICE)
         if self.call(SUPERVISING, "GET", f"/v1/node/exec/{self.session}/input?limit=0&closed=1").status_code == 404:
             self._open_session()
 
