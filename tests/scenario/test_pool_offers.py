@@ -88,6 +88,12 @@ def test_a_cap_limits_the_nodes_by_the_cheapest_offer_and_what_the_others_cost(c
     assert (one.most_nodes, one.places(members)) == (most, places)
 
 
+def test_a_price_too_small_to_divide_by_leaves_the_maximum():
+    """Found by hostile input: the quotient was infinite, and each read of the pool failed."""
+    one = pool(price_per_h=5e-324, cap_per_h=40.0, max_nodes=4)
+    assert (one.most_nodes, one.places(())) == (4, 4)
+
+
 def test_the_first_offer_that_was_not_refused_of_late_and_is_within_the_cap_is_next():
     one = cloud_pool(cap_per_h=5.0)
     assert one.next_offer(0.0, T) == OFFERS[0]

@@ -66,7 +66,7 @@ class _Schemas:
         """Return the `content` of a body."""
         if isinstance(body, MediaType):
             schema: dict[str, Any] = {"type": "object"} if body is MediaType.ANY_JSON else {"type": "string"}
-            if body in (MediaType.BYTES, MediaType.TAR):
+            if body in (MediaType.BYTES, MediaType.TAR, MediaType.PACKED):
                 schema["format"] = "binary"
             if body is MediaType.EVENTS:
                 schema["x-event-data"] = [self._of[kind] for kind in _EVENTS]

@@ -57,6 +57,7 @@ class MediaType(enum.Enum):
     NOTHING = "nothing"
     BYTES = "application/octet-stream"
     TAR = "application/x-tar"
+    PACKED = "application/msgpack"
     TEXT = "text/plain"
     EVENTS = "text/event-stream"
     ANY_JSON = "application/json"

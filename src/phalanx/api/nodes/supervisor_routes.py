@@ -305,7 +305,13 @@ async def download_blob(request: Request, sha256: str) -> Response:
     return await send_blob(runtime.services, sha256)
 
 
-@routes.get("/v1/node/exec/{session_name}/input", Action.SUPERVISE, reply=ExecInput, scope=AccessScope.SESSION)
+@routes.get(
+    "/v1/node/exec/{session_name}/input",
+    Action.SUPERVISE,
+    reply=ExecInput,
+    scope=AccessScope.SESSION,
+    other_replies=(MediaType.PACKED,),
+)
 async def fetch_exec_input(
     request: Request,
     session_name: str,
@@ -340,7 +346,7 @@ async def fetch_exec_input(
         runtime.services.client_active(session.job_id)
     session.resized = False
     typed = ExecInput(data=data, closed=at_end, rows=session.rows, cols=session.cols, signals=session.signals[signals:])
-    return Response(pack(typed), media_type="application/msgpack") if packed else json_response(typed)
+    return Response(pack(typed), media_type=MediaType.PACKED.value) if packed else json_response(typed)
 
 
 @routes.post(

@@ -57,14 +57,14 @@ async def put_channel(request: Request, name: str) -> Response:
     return json_response(ChannelList(channels=await run_in_thread(runtime.channel_sender.views)))
 
 
-@routes.delete("/v1/channels/{name}", Action.ADMINISTER, reply=MediaType.NOTHING)
+@routes.delete("/v1/channels/{name}", Action.ADMINISTER)
 async def remove_channel(request: Request, name: str) -> Response:
     """Remove a channel."""
     await runtime_of(request).request(RemoveChannel(name=name, by=caller_of(request).user))
     return no_content()
 
 
-@routes.post("/v1/channels/{name}/test", Action.ADMINISTER, body=MediaType.NOTHING, reply=MediaType.NOTHING)
+@routes.post("/v1/channels/{name}/test", Action.ADMINISTER, body=MediaType.NOTHING, reply=MediaType.NOTHING, status=204)
 async def test_channel(request: Request, name: str) -> Response:
     """Send a test message now. 503 if the service does not accept it."""
     runtime = runtime_of(request)

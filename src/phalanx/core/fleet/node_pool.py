@@ -255,7 +255,7 @@ class NodePool:
             return 0
         if self.cap_per_h is None or price_per_h <= 0.0:
             return self.max_nodes
-        return min(self.max_nodes, int(self.cap_per_h / price_per_h + 1e-9))
+        return _nodes_for(self.cap_per_h, price_per_h, self.max_nodes)
 
     def places(self, members: Iterable[PoolNode]) -> int:
         """How many more nodes the pool may have beside its nodes `members`, by its maximum and its cap."""
@@ -265,7 +265,7 @@ class NodePool:
         if self.cap_per_h is None or price_per_h <= 0.0:
             return places
         left_per_h = self.cap_per_h - sum(member.price_per_h for member in held)
-        return min(places, max(0, int(left_per_h / price_per_h + 1e-9)))
+        return _nodes_for(left_per_h, price_per_h, places)
 
     def after_boot(self, took_s: float) -> NodePool:
         """With the time that one more node took to come up: half its weight lies on this one."""
@@ -344,6 +344,11 @@ class PoolNode:
     def enters(self, state: PoolNodeState, now_s: float, why: str = "", *, given_up: bool = False) -> PoolNode:
         """The node in another state."""
         return replace(self, state=state, changed_s=now_s, why=why, given_up=given_up, unanswered=0, problem="")
+
+
+def _nodes_for(usd_per_h: float, price_per_h: float, most: int) -> int:
+    """How many nodes at this price the money is for, at most `most`; a price may be so small that the quotient is infinite."""
+    return max(0, int(min(most, usd_per_h / price_per_h + 1e-9)))
 
 
 def next_life(member: PoolNode, pool: NodePool, node: Node | None, now_s: float, waited_s: float) -> PoolNode:
