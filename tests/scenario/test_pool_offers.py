@@ -90,7 +90,7 @@ def test_a_cap_limits_the_nodes_by_the_cheapest_offer_and_what_the_others_cost(c
 
 def test_a_price_too_small_to_divide_by_leaves_the_maximum():
     """Found by hostile input: the quotient was infinite, and each read of the pool failed."""
-    one = pool(price_per_h=5e-324, cap_per_h=40.0, max_nodes=4)
+    one = pool(price=5e-324, cap_per_h=40.0)
     assert (one.most_nodes, one.places(())) == (4, 4)
 
 
