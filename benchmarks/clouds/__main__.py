@@ -17,6 +17,7 @@ import random
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,16 +35,14 @@ def run(
     seed: int,
     faults: float,
     pool_nodes: int,
-    names: list[str],
+    shares: Mapping[str, float],
     limit_s: float = float("inf"),
 ) -> dict[str, Any]:
-    """Run the campaign, and return the verdict with what happened."""
+    """Run the campaign, and return the verdict with what happened. `shares`: the weight of each cloud in the creates."""
     folder, began_s = Path(tempfile.mkdtemp(prefix="phalanx-clouds.")), time.monotonic()
-    home, clouds = folder / "home", make_clouds(names, folder)
-    total = sum(cloud.share for cloud in clouds)
+    home, clouds = folder / "home", make_clouds(shares, folder)
     environment = {**os.environ, "PHALANX_HOME": str(home)}
     for cloud in clouds:
-        cloud.share /= total
         environment |= cloud.environment
     campaign = Campaign(home, clouds, random.Random(seed), pool_nodes, environment)
     try:
@@ -86,12 +85,12 @@ def main() -> None:
     words.add_argument("--faults", type=float, default=1.0, help="factor of all shares of faults")
     words.add_argument("--nodes", type=int, default=20, help="of each pool")
     words.add_argument("--seconds", type=float, default=float("inf"), help="of creates and kills, at most")
-    words.add_argument("--clouds", default=",".join(MAKERS))
+    words.add_argument("--clouds", default=",".join(MAKERS), help="with weights of their shares: aws,google:4,azure:4")
     words.add_argument("--json", action="store_true")
     given = words.parse_args()
     kills = given.creates // KILL_EVERY if given.kills is None else given.kills
-    names = given.clouds.split(",")
-    found = run(given.creates, kills, given.seed, given.faults, given.nodes, names, given.seconds)
+    shares = {name: float(weight or 1) for name, _, weight in (one.partition(":") for one in given.clouds.split(","))}
+    found = run(given.creates, kills, given.seed, given.faults, given.nodes, shares, given.seconds)
     if given.json:
         print(json.dumps(found))
         return

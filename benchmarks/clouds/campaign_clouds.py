@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -29,7 +29,7 @@ class CampaignCloud:
         module: of its server; `python`: that runs it.
         node, zones, settings: of its pools.
         environment: what the head needs to reach it.
-        share: of all creates. moto answers some ten calls a second, so it has the smallest.
+        share: of all creates.
     """
 
     name: str
@@ -40,8 +40,8 @@ class CampaignCloud:
     node: str
     settings: dict[str, str]
     environment: dict[str, str]
-    share: float
     zones: tuple[str, ...] = ()
+    share: float = 1.0
     server: subprocess.Popen[bytes] | None = field(default=None)
 
     @property
@@ -96,15 +96,12 @@ def _aws(folder: Path, port: int) -> CampaignCloud:
             "AWS_CONFIG_FILE": "/dev/null",
             "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
         },
-        share=1.0,
     )
 
 
-def _dialect(name: str, port: int, share: float, **words: Any) -> CampaignCloud:
+def _dialect(name: str, port: int, **words: Any) -> CampaignCloud:
     module, python = "benchmarks.clouds.dialect_server", sys.executable
-    return CampaignCloud(
-        name=name, port=port, module=module, python=python, words=("--dialect", name), share=share, **words
-    )
+    return CampaignCloud(name=name, port=port, module=module, python=python, words=("--dialect", name), **words)
 
 
 def _google(folder: Path, port: int) -> CampaignCloud:
@@ -114,7 +111,6 @@ def _google(folder: Path, port: int) -> CampaignCloud:
     return _dialect(
         "google",
         port,
-        4.0,
         node="g2-standard-4",
         zones=google_dialect.ZONES,
         settings={"project": project, "image": f"projects/{project}/global/images/node"},
@@ -129,7 +125,6 @@ def _azure(folder: Path, port: int) -> CampaignCloud:
     return _dialect(
         "azure",
         port,
-        4.0,
         node=next(iter(azure_dialect.SIZES)),
         zones=("1", "2"),
         settings=AZURE_SETTINGS,
@@ -140,6 +135,9 @@ def _azure(folder: Path, port: int) -> CampaignCloud:
 MAKERS: Final[dict[str, Callable[[Path, int], CampaignCloud]]] = {"aws": _aws, "google": _google, "azure": _azure}
 
 
-def make_clouds(names: list[str], folder: Path) -> list[CampaignCloud]:
-    """Return the clouds of these names; none is started yet."""
-    return [MAKERS[name](folder, free_port()) for name in names]
+def make_clouds(shares: Mapping[str, float], folder: Path) -> list[CampaignCloud]:
+    """Return the clouds of these names, with the weights of their shares; none is started yet."""
+    clouds = [MAKERS[name](folder, free_port()) for name in shares]
+    for cloud in clouds:
+        cloud.share = shares[cloud.name] / sum(shares.values())
+    return clouds
