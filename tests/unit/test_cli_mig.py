@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phalanx.api.views.records import _mig_view
+from phalanx.api.views.node_records import _mig_view
 from phalanx.app.machine_nodes import virtual_nodes
 from phalanx.app.options import parse_arguments, resolve_options
 from phalanx.app.state_folder import StateFolder

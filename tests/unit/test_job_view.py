@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.api.views.records import fresh_job_view, job_view
+from phalanx.api.views.job_records import fresh_job_view, job_view
 from phalanx.core.work.allocation import Allocation
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.share import DeviceShare, GrantedSlice, ShareKind

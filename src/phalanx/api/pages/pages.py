@@ -20,9 +20,9 @@ from phalanx.api.routes.queues import read_queues
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.views.fleet import fleet_frame, node_condition
 from phalanx.api.views.job_pages import cursor_behind, read_job_cursor
+from phalanx.api.views.job_records import attempt_view
 from phalanx.api.views.job_usage import job_advice
 from phalanx.api.views.live import live_attempts, live_job_view, live_job_views, live_node_views
-from phalanx.api.views.records import attempt_view
 from phalanx.core.access.caller import may_access_job
 from phalanx.core.errors import BadRequest, NotPermitted, NotSignedIn
 from phalanx.core.fleet.node import Node

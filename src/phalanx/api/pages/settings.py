@@ -9,7 +9,7 @@ from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.pages.responses import error_page, page_response, viewer_of
 from phalanx.api.routes.queues import queue_settings
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
-from phalanx.api.views.records import project_view, token_view, user_view
+from phalanx.api.views.people import project_view, token_view, user_view
 from phalanx.core.access.caller import may
 from phalanx.core.work.users import Action
 from phalanx.user_files.queue_file import queue_file_text

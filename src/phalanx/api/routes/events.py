@@ -28,7 +28,7 @@ from phalanx.api.runtime import (
     run_in_thread,
     runtime_of,
 )
-from phalanx.api.views.records import end_event, state_event
+from phalanx.api.views.job_records import end_event, state_event
 from phalanx.core.access.caller import Caller
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId, NodeId

@@ -31,9 +31,9 @@ from phalanx.api.services import HeadServices
 from phalanx.api.views.archives import archived_detail, archived_history
 from phalanx.api.views.arrays import collapsed_page, element_states, whole_array_view
 from phalanx.api.views.job_pages import cursor_behind, read_job_cursor
+from phalanx.api.views.job_records import attempt_view
 from phalanx.api.views.job_usage import job_usage_view
 from phalanx.api.views.live import live_job_view, live_job_views
-from phalanx.api.views.records import attempt_view
 from phalanx.api.views.usage_summaries import usage_summary_of
 from phalanx.core.access.caller import Caller
 from phalanx.core.accounting.usage_summary import UsageSummary

@@ -33,7 +33,7 @@ from phalanx.api.runtime import (
     runtime_of,
 )
 from phalanx.api.services import HeadServices
-from phalanx.api.views.records import end_event, state_event
+from phalanx.api.views.job_records import end_event, state_event
 from phalanx.api.views.removed_files import removal_note
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId

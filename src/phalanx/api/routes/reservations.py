@@ -10,7 +10,7 @@ from phalanx.api.http.paging import AfterKey, key_page
 from phalanx.api.http.routing import RouteTable
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
-from phalanx.api.views.records import reservation_view
+from phalanx.api.views.node_records import reservation_view
 from phalanx.core.errors import BadRequest
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ReservationId, UserId

@@ -23,8 +23,8 @@ from phalanx.api.runtime import (
     runtime_of,
 )
 from phalanx.api.views.arrays import dependency_states
+from phalanx.api.views.job_records import fresh_job_view
 from phalanx.api.views.live import live_job_view
-from phalanx.api.views.records import fresh_job_view
 from phalanx.core.access.caller import Caller
 from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.fleet.node import Node

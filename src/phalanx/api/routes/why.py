@@ -21,8 +21,8 @@ from phalanx.api.routes.submit import submit_notes, submit_request, submit_warni
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.turns import in_turn
+from phalanx.api.views.job_records import staging_views, used_budgets
 from phalanx.api.views.live import live_staging
-from phalanx.api.views.records import staging_views, used_budgets
 from phalanx.controller.read_snapshot import ReadSnapshot
 from phalanx.core.hints import Hint, HintCode, hint_keys
 from phalanx.core.ids import JobId

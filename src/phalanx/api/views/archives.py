@@ -10,7 +10,7 @@ from typing import Final
 
 from phalanx.api.auth.authenticator import may_see_all_of
 from phalanx.api.auth.redaction import redact_line
-from phalanx.api.views.records import attempt_view, job_view
+from phalanx.api.views.job_records import attempt_view, job_view
 from phalanx.core.access.caller import Caller
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.hints import Hint, HintCode

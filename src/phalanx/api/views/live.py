@@ -7,7 +7,8 @@ from functools import cache
 
 from phalanx.api.auth.authenticator import may_see_all_of
 from phalanx.api.services import HeadServices
-from phalanx.api.views.records import job_view, node_view
+from phalanx.api.views.job_records import job_view
+from phalanx.api.views.node_records import node_view
 from phalanx.controller.maintenance_notices import latest_end_s
 from phalanx.core.access.caller import Caller
 from phalanx.core.fleet.node import Node

@@ -17,7 +17,7 @@ from phalanx.api.http.paging import AfterKey, key_page
 from phalanx.api.http.routing import RouteTable
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
-from phalanx.api.views.records import project_view, token_view, user_view
+from phalanx.api.views.people import project_view, token_view, user_view
 from phalanx.core.access.caller import Caller, may
 from phalanx.core.access.rules import AccessScope
 from phalanx.core.errors import BadRequest, NotFound, NotPermitted
