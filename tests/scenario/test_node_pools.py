@@ -234,6 +234,49 @@ def test_jobs_that_only_a_pool_could_hold_are_accepted_and_larger_ones_refused()
     assert FeasibilityChecker(with_pool, T).check_job(gang(5)).never
 
 
+def outlook(asked, up):
+    """The outlook of a job, with a pool of at most 4 nodes of 8 virtual GPUs whose nodes `up` are registered: each is given by its devices."""
+    nodes = [make_node(f"p-{number}", devices) for number, devices in enumerate(up)]
+    snapshot = Snapshot(
+        version=1,
+        now_s=T,
+        nodes={node.id: node for node in nodes},
+        queues={QueueId("default"): queue("default")},
+        node_pools={PoolId("p"): pool()},
+        pool_nodes={node.id: member(number, UP) for number, node in enumerate(nodes)},
+    )
+    return FeasibilityChecker(snapshot, T).check_job(job("1", seq=1, gpus=parse_gpus(asked)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "up", "expected"),
+    [
+        ("1xh100:8", ["h100:8"], Outlook.POSSIBLE),
+        ("2xh100:8", ["h100:8"], Outlook.NOT_NOW),  # a further node may be like the one that is there
+        ("4x8", ["h100:8"], Outlook.NOT_NOW),  # of one model: three more like it, or four of the template
+        ("4xvirtual:8", ["h100:8"], Outlook.NOT_NOW),
+        ("3xa100:8", ["h100:8", "a100:8"], Outlook.NOT_NOW),
+        ("4x8", ["h100:8", "a100:8"], Outlook.NOT_NOW),
+        ("5xh100:8", ["h100:8"], Outlook.NEVER),  # more than the pool may have, of any kind
+        ("5x8", ["h100:8"], Outlook.NEVER),
+        ("1xh100:9", ["h100:8"], Outlook.NEVER),
+        ("1xb200:8", ["h100:8"], Outlook.NEVER),  # none of its nodes had such a GPU
+        ("4xh100:8", ["virtual:8"], Outlook.NEVER),
+    ],
+)
+def test_nodes_of_a_pool_may_turn_out_to_be_of_another_model_than_its_template(asked, up, expected):
+    found = outlook(asked, up)
+    assert found.outlook is expected, found.detail
+    if expected is Outlook.NEVER:
+        assert "needs nodes of pool" not in found.detail
+
+
+def test_a_job_that_waits_for_another_model_of_a_pool_is_told_which():
+    assert outlook("2xh100:8", ["h100:8"]).detail.endswith(
+        "needs nodes of pool p with h100 (at most 4); it also has others"
+    )
+
+
 # ---- the life -------------------------------------------------------------------------------------------------------
 
 

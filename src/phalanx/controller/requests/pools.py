@@ -14,7 +14,7 @@ from phalanx.controller.requests.machine_sweep import MachineSweep
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound
-from phalanx.core.fleet.device import Device, device_facts
+from phalanx.core.fleet.device import device_facts
 from phalanx.core.fleet.node import Cordon, Node
 from phalanx.core.fleet.node_pool import (
     COMING_STATES,
@@ -23,13 +23,13 @@ from phalanx.core.fleet.node_pool import (
     ChargedMachine,
     NodeOffer,
     NodePool,
-    NodeTemplate,
     PaidBy,
     PoolNode,
     PoolNodeState,
     members_of,
     next_life,
     node_price_per_h,
+    template_like,
 )
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId, PoolId
@@ -345,21 +345,9 @@ def _advance(context: StepContext, member: PoolNode, waited_s: float) -> None:
     if after.state is PoolNodeState.UP and node is not None:
         if member.state in COMING_STATES:
             pool = pool.after_boot(waited_s)
-        proved = replace(pool, failures=0, failure="", retry_at_s=0.0, template=_proved(pool.template, node))
+        proved = replace(pool, failures=0, failure="", retry_at_s=0.0, template=template_like(pool.template, node))
         if proved != world.node_pools[member.pool]:
             context.change.put(proved)
-
-
-def _proved(template: NodeTemplate, node: Node) -> NodeTemplate:
-    """The template with what a node of it turned out to be: a provider may know less of its nodes than their supervisors."""
-    found = [(device.model, device.memory_bytes) for device in node.devices]
-    if found == [(device.model, device.memory_bytes) for device in template.devices]:
-        return template
-    devices = tuple(
-        Device(index=one.index, uuid="", model=one.model, memory_bytes=one.memory_bytes, virtual=one.virtual)
-        for one in node.devices
-    )
-    return replace(template, devices=devices, cpus=node.cpus, memory_bytes=node.memory_bytes)
 
 
 def _order(context: StepContext, wanted: WantedNodes) -> None:

@@ -426,3 +426,39 @@ def startable_nodes(
         registered = sum(member.id in known for member in members.values() if member.pool == pool.id)
         for number in range(pool.most_nodes - registered):
             yield pool, template_node(pool, NodeId(f"{pool.id}+{number + 1}"))
+
+
+def mixed_kinds(
+    pools: Iterable[NodePool], members: Mapping[NodeId, PoolNode], known: Mapping[NodeId, Node]
+) -> Iterator[tuple[NodePool, frozenset[NodeId], list[Node]]]:
+    """The kinds of nodes of each pool with a registered node that is not like its template: another system chooses the machines.
+
+    Each kind comes with the pool, its registered nodes, and all nodes that it may have, as nodes of this kind: a node of another one may be
+    released, and a later one be of this.
+    """
+    for pool in pools:
+        registered = sorted(name for name, member in members.items() if member.pool == pool.id and name in known)
+        kinds = {
+            _device_kinds(template.devices): template
+            for template in (template_like(pool.template, known[name]) for name in registered)
+        }
+        kinds[_device_kinds(pool.template.devices)] = pool.template
+        for template in kinds.values() if len(kinds) > 1 and not pool.removing else ():
+            one = replace(pool, template=template)
+            nodes = [template_node(one, NodeId(f"{pool.id}+{number + 1}")) for number in range(pool.most_nodes)]
+            yield pool, frozenset(registered), nodes
+
+
+def template_like(template: NodeTemplate, node: Node) -> NodeTemplate:
+    """The template with what a registered node of it has: a provider may know less of its nodes than their supervisors."""
+    if _device_kinds(node.devices) == _device_kinds(template.devices):
+        return template
+    devices = tuple(
+        Device(index=one.index, uuid="", model=one.model, memory_bytes=one.memory_bytes, virtual=one.virtual)
+        for one in node.devices
+    )
+    return replace(template, devices=devices, cpus=node.cpus, memory_bytes=node.memory_bytes)
+
+
+def _device_kinds(devices: Iterable[Device]) -> tuple[tuple[str, int], ...]:
+    return tuple((device.model, device.memory_bytes) for device in devices)

@@ -25,7 +25,8 @@ several alternatives, is possible if one of them is.
 **Nodes.** A node that is DOWN, cordoned or drained, or that has unhealthy devices, may return: it counts unless it has been DOWN for more than
 `NODE_RETURNS_WITHIN_S`. A removed node ("nodes forget") does not count. As long as an engine has not listed all its nodes, and on a fleet
 without any node, no job is impossible for want of nodes. Nodes that do not exist yet but that a provider could start belong in
-`_Scope.RETURNING`: they make a job NOT_NOW.
+`_Scope.RETURNING`: they make a job NOT_NOW. They are like the pool's template, or, if nodes of the pool
+turned out to be of several kinds, all of any one of these.
 
 Called at submit, when queues or nodes change, and by the scheduler for each waiting job. It changes nothing.
 """
@@ -41,7 +42,7 @@ from typing import Final, Protocol
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.capacity import nodes_resources
 from phalanx.core.fleet.node import Node, NodeState
-from phalanx.core.fleet.node_pool import NodePool, PoolNode, startable_nodes
+from phalanx.core.fleet.node_pool import NodePool, PoolNode, mixed_kinds, startable_nodes
 from phalanx.core.fleet.summary import FleetSummary, NodeKinds, summary_of
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId, PoolId, QueueId, ReservationId, UserId
@@ -179,6 +180,7 @@ class FeasibilityChecker:
     __slots__ = (
         "_awaited",
         "_licences",
+        "_mixed_kinds",
         "_node_kinds",
         "_nodes",
         "_outlooks",
@@ -195,8 +197,9 @@ class FeasibilityChecker:
     def __init__(self, cluster: ClusterLimits, now_s: float, node_kinds: NodeKinds | None = None) -> None:
         self._node_kinds = node_kinds or NodeKinds()
         self._nodes = dict(sorted(cluster.nodes.items()))  # messages must not depend on the order of the nodes
-        startable = startable_nodes(list(cluster.node_pools.values()), dict(cluster.pool_nodes), self._nodes)
-        self._pooled = {node.id: (pool, node) for pool, node in startable}
+        pools, members = list(cluster.node_pools.values()), dict(cluster.pool_nodes)
+        self._pooled = {node.id: (pool, node) for pool, node in startable_nodes(pools, members, self._nodes)}
+        self._mixed_kinds = list(mixed_kinds(pools, members, self._nodes))
         self._queues = dict(cluster.queues)
         self._reservations = cluster.reservations
         self._licences = dict(cluster.licences)
@@ -402,7 +405,7 @@ class FeasibilityChecker:
             return _not_now(self._awaited)
         shapes = self._shapes(request, chosen, _Scope.RETURNING)
         if isinstance(shapes, NeverFits):
-            return self._never_on_fleet(request, chosen, shapes)
+            return self._outlook_on_mixed_pools(request, chosen) or self._never_on_fleet(request, chosen, shapes)
         away = [
             (node.id, why)
             for node_id, back in self._scope(_Scope.RETURNING).items()
@@ -420,6 +423,25 @@ class FeasibilityChecker:
         why = _listed([f"{node_id} {reason}" for node_id, reason in away])
         return replace(_not_now(why, str(shapes[0])), nodes=tuple(node_id for node_id, _ in away))
 
+    def _outlook_on_mixed_pools(self, request: FeasibilityRequest, chosen: NodeFilter) -> Feasibility | None:
+        """The outlook if the nodes of a pool whose nodes are of several kinds were all of one; None if that does not help."""
+        for pool, registered, coming in self._mixed_kinds:
+            returning = self._scope(_Scope.RETURNING).items()
+            nodes = {
+                name: node for name, node in returning if name not in registered and self._pool_of(name) != pool.id
+            }
+            shapes = self._shapes_on(request, chosen, nodes | {node.id: node for node in coming})
+            if not isinstance(shapes, NeverFits):
+                have = coming[0].devices[0].model if coming[0].devices else "no GPUs"
+                text = f"needs nodes of pool {pool.id} with {have} (at most {len(coming)}); it also has others"
+                return _not_now(text, str(shapes[0]))
+        return None
+
+    def _pool_of(self, node_id: NodeId) -> PoolId | None:
+        """The pool that could start this node; None for a node that exists."""
+        found = self._pooled.get(node_id)
+        return None if found is None else found[0].id
+
     def _never_on_fleet(self, request: FeasibilityRequest, chosen: NodeFilter, error: NeverFits) -> Feasibility:
         """With a note if nodes could hold it that have been DOWN for too long to count on them."""
         detail = error.message
@@ -434,13 +456,24 @@ class FeasibilityChecker:
     def _shapes(self, request: FeasibilityRequest, chosen: NodeFilter, scope: _Scope) -> tuple[Shape, ...] | NeverFits:
         """The request's shapes on the nodes that it may use, or why there are none."""
         nodes = self._scope(scope)
-        if chosen is ALL_NODES:
-            summary = self._summaries.get(scope)
-            if summary is None:
-                known = scope is _Scope.NOW  # nodes of the other scopes are restored ones, new each time
-                summary = self._node_kinds.summary_of(nodes.values()) if known else summary_of(nodes.values())
-                self._summaries[scope] = summary
-        else:
+        if chosen is not ALL_NODES:
+            return self._shapes_on(request, chosen, nodes)
+        summary = self._summaries.get(scope)
+        if summary is None:
+            known = scope is _Scope.NOW  # nodes of the other scopes are restored ones, new each time
+            summary = self._node_kinds.summary_of(nodes.values()) if known else summary_of(nodes.values())
+            self._summaries[scope] = summary
+        return self._shapes_on(request, chosen, nodes, summary)
+
+    def _shapes_on(
+        self,
+        request: FeasibilityRequest,
+        chosen: NodeFilter,
+        nodes: Mapping[NodeId, Node],
+        summary: FleetSummary | None = None,
+    ) -> tuple[Shape, ...] | NeverFits:
+        """The same on these nodes. `summary`: of all of them, where it is known and none is excluded."""
+        if summary is None:
             nodes = {node_id: node for node_id, node in nodes.items() if chosen.admits(node_id)}
             summary = summary_of(nodes.values())
         if not summary.kinds:
@@ -465,7 +498,10 @@ class FeasibilityChecker:
             check_topology(
                 request.topology,
                 shapes,
-                [*(nodes.get(node_id, node) for node_id, node in self._nodes.items()), *self._pooled_in(nodes)],
+                [
+                    *(nodes.get(node_id, node) for node_id, node in self._nodes.items()),
+                    *(node for node_id, node in nodes.items() if node_id not in self._nodes),
+                ],
                 may_use=lambda node: node.id in nodes,
                 fleet_text=chosen.text,
             )
@@ -518,9 +554,6 @@ class FeasibilityChecker:
                 counted += [node for _, node in self._pooled.values()]
             found = self._scopes[scope] = {node.id: node for node in counted}
         return found
-
-    def _pooled_in(self, nodes: Mapping[NodeId, Node]) -> list[Node]:
-        return [node for node_id, (_, node) in self._pooled.items() if node_id in nodes]
 
     def _returns(self, node: Node) -> bool:
         return self.now_s < _returns_until_s(node)
