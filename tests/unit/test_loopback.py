@@ -18,9 +18,28 @@ from phalanx.node.head_link.peer_account import (
     check_peer_account,
     peer_uids,
 )
+from phalanx.node.head_link.socket_lookup import find_socket
 
 NOBODY = 65534
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs another account to listen under")
+
+
+@pytest.fixture
+def without_lookup(monkeypatch):
+    """A kernel that does not answer questions about one socket."""
+
+    def refuse(*_):
+        raise OSError("no sock_diag here")
+
+    monkeypatch.setattr(peer_account, "find_socket", refuse)
+
+
+@pytest.fixture(params=["lookup", "tables"])
+def means(request):
+    """How the owner of the other end is found: by a question about one socket, or in the tables of all."""
+    if request.param == "tables":
+        request.getfixturevalue("without_lookup")
+    return request.param
 
 
 @contextmanager
@@ -74,10 +93,16 @@ def listening(uid=None, *, family=socket.AF_INET, host="127.0.0.1", takes=True):
 @pytest.mark.parametrize("takes", [True, False])
 @pytest.mark.parametrize(
     ("family", "host", "asked"),
-    [(socket.AF_INET, "127.0.0.1", "127.0.0.1"), (socket.AF_INET6, "::1", "::1"), (socket.AF_INET6, "::", "127.0.0.1")],
+    [
+        (socket.AF_INET, "127.0.0.1", "127.0.0.1"),
+        (socket.AF_INET, "0.0.0.0", "127.0.0.1"),
+        (socket.AF_INET, "127.0.0.1", "::ffff:127.0.0.1"),
+        (socket.AF_INET6, "::1", "::1"),
+        (socket.AF_INET6, "::", "127.0.0.1"),
+    ],
 )
 @AS_ROOT
-def test_owner_of_the_other_end_is_found_before_and_after_it_is_taken(family, host, asked, takes):
+def test_owner_of_the_other_end_is_found_before_and_after_it_is_taken(family, host, asked, takes, means):
     with (
         listening(NOBODY, family=family, host=host, takes=takes) as (port, taken, _),
         socket.create_connection((asked, port)) as wire,
@@ -89,13 +114,14 @@ def test_owner_of_the_other_end_is_found_before_and_after_it_is_taken(family, ho
         check_peer_account(wire, frozenset({NOBODY}))
 
 
-def test_we_ourselves_are_spoken_to():
+def test_we_ourselves_are_spoken_to(means):
     with listening() as (port, taken, _), socket.create_connection(("127.0.0.1", port)) as wire:
         taken()
         assert peer_uids(wire) == {os.geteuid()}
         check_peer_account(wire, frozenset())
 
 
+@pytest.mark.usefixtures("without_lookup")
 def test_row_without_an_inode_is_the_listeners(tmp_path, monkeypatch):
     """Linux before 6.16 gives an account of 0 to a connection that nobody took."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as wire:
@@ -110,6 +136,7 @@ def test_row_without_an_inode_is_the_listeners(tmp_path, monkeypatch):
         assert peer_uids(wire) == {1234}
 
 
+@pytest.mark.usefixtures("without_lookup")
 @pytest.mark.parametrize(
     ("elsewhere", "counts"),
     [("127.0.0.2", False), ("10.0.0.5", False), ("::1", False), ("127.0.0.1", True), ("0.0.0.0", True), ("::", True)],
@@ -129,11 +156,23 @@ def test_only_who_listens_at_that_address_may_hold_it(tmp_path, monkeypatch, els
         assert peer_uids(wire) == ({0, 1234} if counts else {0})
 
 
+@pytest.mark.usefixtures("without_lookup")
 def test_system_that_tells_nothing_is_no_reason_to_be_silent(tmp_path, monkeypatch):
     monkeypatch.setattr(peer_account, "TCP_TABLES", (str(tmp_path / "none"),))
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as wire:
         assert peer_uids(wire) == set()
         check_peer_account(wire, frozenset())
+
+
+def test_one_socket_is_asked_for_and_not_all_tables_are_read(tmp_path, monkeypatch):
+    """The tables of a busy machine have thousands of rows, and each connection to a head needs an answer."""
+    monkeypatch.setattr(peer_account, "TCP_TABLES", (str(tmp_path / "none"),))
+    with listening() as (port, taken, _), socket.create_connection(("127.0.0.1", port)) as wire:
+        taken()
+        assert peer_uids(wire) == {os.geteuid()}
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = closed.getsockname()
+    assert find_socket(nobody, None) is None
 
 
 class Elsewhere:

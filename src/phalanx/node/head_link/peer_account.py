@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
+from phalanx.node.head_link.socket_lookup import find_socket
+
 HEAD_UID_VARIABLE: Final = "PHALANX_HEAD_UID"
 TCP_TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")  # docs.kernel.org: networking/proc_net_tcp
 _LISTENS: Final = "0A"
@@ -53,16 +55,27 @@ def head_uid_environment() -> dict[str, str]:
 def peer_uids(wire: socket.socket) -> set[int]:
     """The uids that may own the other end of a connection within this machine; none if the system does not report them.
 
-    Before the connection is accepted its row has no inode, and its owner may read 0: then the listener's owner counts. That process was
-    listening when its row was read: the tables show listeners first, and a connection that it did not accept ends with it.
+    Before the connection is accepted it has no inode, and its owner may read 0: then the listener's owner counts. That process was
+    listening when it was read: listeners come first, and a connection that it did not accept ends with it.
     """
     here, there = wire.getsockname()[:2], wire.getpeername()[:2]
+    try:
+        listener, other = find_socket(there, None), find_socket(there, here)
+    except OSError:  # a kernel without sock_diag, or a sandbox that forbids it
+        return _listed_uids(here, there)
+    found = other if other is not None and other[1] else listener
+    return _listed_uids(here, there) if found is None else {found[0]}
+
+
+def _listed_uids(here: tuple[str, int], there: tuple[str, int]) -> set[int]:
+    """The same from the tables of all connections: their cost grows with those of the whole machine."""
     listening: set[int] = set()
+    listeners, ours, theirs = _listening_words(*there), _words(*here), _words(*there)
     for path in TCP_TABLES:
         for local, remote, state, uid, inode in _rows(path):
-            if state == _LISTENS and local in _listening_words(*there):
+            if state == _LISTENS and local in listeners:
                 listening.add(uid)
-            elif local in _words(*there) and remote in _words(*here) and inode:
+            elif local in theirs and remote in ours and inode:
                 return {uid}
     return listening
 
