@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from phalanx.core.lifecycle import verify
-from phalanx.core.scheduling import scheduler
+from phalanx.core.scheduling import board_synchronizer
 from phalanx.core.scheduling.fleet_index import FleetIndex, index_fleet
 from phalanx.core.scheduling.sharing.mig_devices import DivisibleDevice, MigDeviceIndex
 from phalanx.core.state.snapshot import Usage
@@ -23,7 +23,7 @@ def slice_is_made_where_another_is(patch):
 @planted(1, seed=0, mig=True)
 def slice_is_made_on_a_busy_device(patch):
     """Devices with MIG mode off count as divided ones, also while a job has them as a whole: only a mode switch could make such a slice."""
-    patch.setattr(scheduler, "index_fleet", _with_devices_that_are_off)
+    patch.setattr(board_synchronizer, "index_fleet", _with_devices_that_are_off)
     patch.setattr(FleetIndex, "allocation", _ignoring_slices(FleetIndex.allocation, lambda held: {1: 0} | held.slices))
     patch.setattr(Usage, "conflict", lambda self, grant: "")
     patch.setattr(verify, "_mig_conflict", lambda node, grant: "")
