@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from benchmarks.cluster import ROOT, free_port, wait_until
 from phalanx.client import Client
@@ -19,10 +20,12 @@ from phalanx.node.processes.proctable import ProcessIdentity
 from phalanx.node.processes.sweeps import sweep_node
 from phalanx.wire.api.head import Health
 
+PROGRAM: Final = ("-P", "-m", "phalanx.app.head")
+
 
 @dataclass(slots=True)
 class HeadProcess:
-    """One head; `store` is the address of its database."""
+    """One head; `store` is the address of its database, and `program` what Python runs."""
 
     home: str
     port: int
@@ -30,6 +33,7 @@ class HeadProcess:
     store: str
     arguments: tuple[str, ...] = ()
     listen: str = ""
+    program: tuple[str, ...] = PROGRAM
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -41,9 +45,7 @@ class HeadProcess:
         """Start the head and wait until it answers, in any role."""
         command = [
             sys.executable,
-            "-P",
-            "-m",
-            "phalanx.app.head",
+            *self.program,
             "--home",
             self.home,
             "--port",
@@ -157,7 +159,12 @@ class HeadGroup:
 
 @contextlib.contextmanager
 def heads(
-    dsn: str, *virtual: str, words: tuple[str, ...] = (), stores: tuple[str, ...] = (), listen: tuple[str, ...] = ()
+    dsn: str,
+    *virtual: str,
+    words: tuple[str, ...] = (),
+    stores: tuple[str, ...] = (),
+    listen: tuple[str, ...] = (),
+    program: tuple[str, ...] = PROGRAM,
 ) -> Iterator[HeadGroup]:
     """Run one head for each item of `virtual`; remove them afterwards.
 
@@ -167,6 +174,7 @@ def heads(
         words: arguments of every head.
         stores: addresses of that database for the first heads, if not `dsn`.
         listen: addresses with TLS for the first heads, as for other machines.
+        program: what Python runs as a head.
     """
     made = HeadGroup()
     try:
@@ -175,7 +183,7 @@ def heads(
             store = stores[number] if number < len(stores) else dsn
             outer = listen[number] if number < len(listen) else ""
             made.heads.append(
-                HeadProcess(home=home, port=free_port(), virtual=nodes, store=store, arguments=words, listen=outer)
+                HeadProcess(home, free_port(), nodes, store, arguments=words, listen=outer, program=program)
             )
             made.heads[-1].start()
             made.wait_for_leader()  # so the first head leads and the others are standbys

@@ -1,21 +1,26 @@
-"""Renewals that another process answers, with a real head and its process over TLS, and real channels of supervisors without ranks."""
+"""Renewals that another process answers, with real heads and their processes over TLS, and real channels of supervisors without ranks."""
 
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
+import msgspec
 import pytest
 
 from benchmarks import renewals
 from benchmarks.cluster import ROOT, BenchmarkCluster, command_words, free_port, wait_until
+from benchmarks.heads import heads
+from phalanx.controller import leadership
 from phalanx.core.ids import NodeId
 from phalanx.node.head_link.head_address import HeadAddress
 from phalanx.node.head_link.head_connection import HeadAccess, HeadConnection, HeadUnavailable, RegistrationRequired
 from phalanx.node.processes.proctable import read_table
 from phalanx.wire import supervisor as wire
 from phalanx.wire.join import JoinReply, JoinRequest
+from tests import postgres_here
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(120)]
 LEASE_S = 4.0
@@ -63,8 +68,10 @@ def head(tmp_path):
 
 
 def joined(head, names):
-    line = head.call("GET", "/v1/join")
-    ca_file = os.path.join(head.home, "tls", "ca.pem")
+    return join(head.call("GET", "/v1/join"), os.path.join(head.home, "tls", "ca.pem"), names)
+
+
+def join(line, ca_file, names):
     url = f"https://{line['address']}"
     first = HeadConnection(HeadAccess(address=HeadAddress(url, None), token=line["token"], ca_file=ca_file))
     fleet = []
@@ -78,11 +85,15 @@ def joined(head, names):
 
 
 def process_of(head):
+    return process_below(head.head.pid)
+
+
+def process_below(head_pid):
     return next(
         (
             pid
             for pid, row in read_table().items()
-            if row.parent == head.head.pid and not row.dead and "phalanx.app.renewal_process" in command_words(pid)
+            if row.parent == head_pid and not row.dead and "phalanx.app.renewal_process" in command_words(pid)
         ),
         None,
     )
@@ -148,3 +159,34 @@ def test_the_process_ends_with_its_head(head):
     wait_until(lambda: process not in read_table() or read_table()[process].dead, "it has ended")
     with pytest.raises(HeadUnavailable):
         fleet[0].renew(handed=True)
+
+
+@pytest.mark.skipif(bool(postgres_here.why_not()), reason=postgres_here.why_not() or "it is here")
+def test_of_several_heads_the_process_of_one_that_hangs_answers_nothing_after_its_term():
+    words, program = ("--lease", str(LEASE_S)), ("-P", "-c", CROWDED_HEAD)
+    with heads(
+        postgres_here.server().empty(), "1x1", "1x1", words=words, listen=("127.0.0.2", "127.0.0.3"), program=program
+    ) as cluster:
+        first = cluster.wait_for_leader()
+        with cluster.client() as client:
+            line = client.transport.json("GET", "/v1/join")
+        fleet = join(msgspec.json.decode(line), os.path.join(first.home, "tls", "ca.pem"), ["s0", "s1", "s2", "s3"])
+        assert renew_for(first, fleet, 2 * LEASE_S) == 0
+        process = process_below(first.process.pid)
+        assert process is not None, "beside another head, too, renewals are handed over"
+        assert renew_for(first, fleet, 3 * LEASE_S / 2) == 0, "it goes on answering, term after term"
+
+        first.send(signal.SIGSTOP)
+        stopped_s, answered_s = time.monotonic(), 0.0
+        leads = threading.Event()
+        watch = threading.Thread(target=lambda: cluster.wait_for_leader(but=first) and leads.set())
+        watch.start()
+        while not leads.is_set():
+            try:
+                fleet[0].renew(handed=True)
+            except HeadUnavailable:
+                continue
+            answered_s = time.monotonic()
+        watch.join()
+        assert stopped_s < answered_s < stopped_s + leadership.LEASE_S, "for the rest of the term, and no longer"
+        assert process in read_table()

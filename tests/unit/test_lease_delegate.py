@@ -128,6 +128,15 @@ def test_a_new_connection_takes_the_place_of_the_old(book, other):
     assert book.expire(1.5 + LEASE_S + MARGIN_S - 0.01) == [], "what was answered on a closed connection counts"
 
 
+def test_nothing_is_answered_after_the_term_of_the_head(book, other):
+    delegated(book)
+    other.tables.leads_until_s = 2.0
+    assert other.tables.renew(1, asked(), 1.9)
+    assert not other.tables.renew(1, asked(), 2.0)
+    other.tables.leads_until_s = 4.0
+    assert other.tables.renew(1, asked(), 2.1), "the term was renewed"
+
+
 def test_a_process_that_ends_leaves_its_leases_presumed_live(book, other):
     delegated(book)
     book.set_current("n0", "7", 1)

@@ -318,20 +318,22 @@ class Head:
         )
         return with_tls(outer, authority, listen), joining
 
-    def _renewal_handover(self, authority: CertificateAuthority) -> RenewalHandover | None:
-        """Return what hands renewals to another process. None beside other heads: their elections bind each answer to the leader's own clock."""
-        if self._resources.elector is not None:
-            return None
+    def _renewal_handover(self, authority: CertificateAuthority) -> RenewalHandover:
+        """Return what hands renewals to another process. Beside other heads it answers by its own clock until the term ends."""
         leases = self._driver.leases
         certificate, key = authority.files("head")
         host, port = self._socket.getsockname()[:2]
-        return RenewalHandover(
+        handover = RenewalHandover(
             settings=RenewalSettings(
                 certificate=certificate, key=key, api=(host, port), secret=new_secret(), head_id=self._head_id
             ),
             crowded=lambda: leases.crowded,
             attach=leases.attach_delegate,
         )
+        if (elector := self._resources.elector) is not None:
+            elector.on_renewed = handover.leads_until
+            handover.leads_until(elector.leads_until_s())
+        return handover
 
     def _on_ready(self) -> None:
         """Publish the head's address and start the nodes, once the socket is bound and the state is loaded."""

@@ -48,6 +48,9 @@ class LeaderElector:
         grants_s: the lease that this head grants supervisors when it leads.
         on_lost: called once, on a thread of this object, when the term ends without being released. It must stop all work of a leader.
         on_heads_changed: called when the leader or the list of heads changes, on a separate thread; retried if it fails.
+
+    Attributes:
+        on_renewed: called with the new end of the term, as `leads_until_s`, on the thread that renews it. It must not wait.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class LeaderElector:
         self._election, self._mine, self._clock = election, own_record, clock
         self._grants_s = lease_s
         self._on_lost, self.on_heads_changed = on_lost, on_heads_changed
+        self.on_renewed: Callable[[float], None] = lambda _: None
         self.previous_leader = Leader(term=0, beat=0)  # the leader record that this head replaced
         self._election_lock = threading.Lock()  # `Election` is not thread-safe
         self._ended = threading.Event()
@@ -88,8 +92,11 @@ class LeaderElector:
 
     def leads(self) -> bool:
         """Whether this head leads now, so that it may answer requests and send commands."""
-        tenure = self._tenure
-        return tenure is not None and not self._ended.is_set() and self._clock.boottime_s() < leads_until_s(tenure)
+        return not self._ended.is_set() and self._clock.boottime_s() < self.leads_until_s()
+
+    def leads_until_s(self) -> float:
+        """Return the last moment at which this head may answer, by CLOCK_BOOTTIME; 0 without a term."""
+        return 0.0 if self._tenure is None else leads_until_s(self._tenure)
 
     def leader(self) -> Leader:
         """Return the leader record as last read; before the first read one of term 0."""
@@ -162,6 +169,7 @@ class LeaderElector:
                     held = self._election.renew(self.term)
                     if held and self._tenure is not None:
                         self._tenure = renewed(self._tenure, asked_s)
+                        self.on_renewed(leads_until_s(self._tenure))
                         self._watch = observe(self._watch, self._election.read_leader(), self._clock.boottime_s())
                     if held:
                         self._announce()

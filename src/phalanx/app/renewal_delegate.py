@@ -21,7 +21,9 @@ from phalanx.controller.leases import DelegatedAnswer, DelegateLost
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 from phalanx.failpoints import around
 from phalanx.wire.renewals import (
+    LEADS_UNTIL,
     LENGTH_BYTES,
+    NUMBER,
     AnswerFor,
     FetchRenewals,
     RenewalSettings,
@@ -85,10 +87,15 @@ class RenewalProcess:
     def hand_over(self, connection: socket.socket, number: int) -> bool:
         """Give a connection to the process; whether it was given."""
         try:
-            socket.send_fds(self.handed, [number.to_bytes(8, "big")], [connection.fileno()], socket.MSG_DONTWAIT)
+            socket.send_fds(self.handed, [NUMBER.pack(number)], [connection.fileno()], socket.MSG_DONTWAIT)
         except OSError:  # it is gone, or its queue is full
             return False
         return True
+
+    def leads_until(self, until_s: float) -> None:
+        """Let the process answer until then, by CLOCK_BOOTTIME. It never waits; what is not delivered leaves the earlier time."""
+        with contextlib.suppress(OSError):
+            self.handed.send(LEADS_UNTIL.pack(until_s), socket.MSG_DONTWAIT)
 
     def kill(self) -> None:
         """End the process, and wait for its end."""
@@ -121,17 +128,19 @@ class RenewalProcess:
 
 @dataclass(slots=True, kw_only=True)
 class RenewalHandover:
-    """Decides which connections go to the process, and starts it when the fleet needs it. Use it on the event loop only.
+    """Decides which connections go to the process, and starts it when the fleet needs it. Use it on the event loop only, except `leads_until`.
 
     Args:
         settings: of the process, without the secret.
         crowded: whether the fleet has more renewals than the API's thread should answer.
         attach: gives a started process to the leases.
+        leads_until_s: CLOCK_BOOTTIME until which this head leads, if there are several heads.
     """
 
     settings: RenewalSettings
     crowded: Callable[[], bool]
     attach: Callable[[RenewalProcess], None]
+    leads_until_s: float | None = None
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _running: RenewalProcess | None = None
     _starts: int = 0
@@ -152,6 +161,12 @@ class RenewalHandover:
         good = hmac.compare_digest(secret.encode(errors="replace"), self.settings.secret.encode())
         return int(number) if good and number.isdecimal() else None
 
+    def leads_until(self, until_s: float) -> None:
+        """Let the process answer until then: the term of this head, one of several, was renewed. For any thread."""
+        self.leads_until_s = until_s
+        if (running := self._running) is not None:
+            running.leads_until(until_s)
+
     @property
     def answered(self) -> int:
         """How many renewals the running process has answered, as of the last fetch."""
@@ -170,7 +185,7 @@ class RenewalHandover:
             return None
         self._starts += 1
         try:
-            self._running = start_process(self.settings)
+            self._running = start_process(msgspec.structs.replace(self.settings, leads_until_s=self.leads_until_s))
         except OSError as error:
             _log.warning("the process that answers renewals cannot be started: %s", error)
             self._running = None

@@ -2,7 +2,8 @@
 
 It takes over connections on which supervisors offer RENEWAL_PROTOCOL, with their TLS handshake still to come, and answers by itself only what
 needs no decision: a renewal of a lease that the head has given to it on that connection (`AnswerFor`), with the same token, all of whose epochs are
-current. It passes every other request to the API on loopback, and its answer back.
+current. It passes every other request to the API on loopback, and its answer back. So it does with all requests once the term of its head, one of
+several, has ended by its own clock.
 
 Before it answers a renewal, it acts on all commands that the head has sent. It ends when the head does, and without the head's word it answers nothing.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import http.client
+import math
 import os
 import queue
 import select
@@ -30,7 +32,9 @@ from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 from phalanx.node.processes.file_limits import raise_file_limit
 from phalanx.wire.renewals import (
     CONNECTION_HEADER,
+    LEADS_UNTIL,
     LENGTH_BYTES,
+    NUMBER,
     AnsweredRenewal,
     AnswerFor,
     FetchRenewals,
@@ -73,6 +77,7 @@ class LeaseEntry:
 class RenewalTables:
     """What the head has sent to this process, and what it has answered. Pure: times are passed in."""
 
+    leads_until_s: float = math.inf
     lease_s: float = 0.0
     renew_in_s: float = 0.0
     answered: int = 0
@@ -109,7 +114,9 @@ class RenewalTables:
         entry = self.by_connection.get(connection)
         if entry is None or entry.supervisor_id != request.supervisor_id or not self.lease_s:
             return False
-        if now_s >= entry.ends_s or any(entry.current.get(job) != epoch for job, epoch in request.epochs):
+        if now_s >= min(entry.ends_s, self.leads_until_s) or any(
+            entry.current.get(job) != epoch for job, epoch in request.epochs
+        ):
             return False
         left_s = min(request.held_s, entry.ends_s - now_s - MARGIN_S)
         entry.ends_s = now_s + max(self.lease_s, left_s) + MARGIN_S
@@ -147,6 +154,8 @@ class RenewalServer:
 
     def __init__(self, settings: RenewalSettings, commands: socket.socket, handed: socket.socket) -> None:
         self.tables = RenewalTables()
+        if settings.leads_until_s is not None:
+            self.tables.leads_until_s = settings.leads_until_s
         self._settings, self._commands, self._handed = settings, commands, handed
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -210,11 +219,16 @@ class RenewalServer:
     def _take_over(self) -> None:
         for _ in range(_HEADS):
             try:
-                number, files, _, _ = socket.recv_fds(self._handed, 8, 1)
+                packet, files, _, _ = socket.recv_fds(self._handed, LEADS_UNTIL.size, 1)
             except BlockingIOError:
                 return
-            if not number:
+            if not packet:
                 os._exit(0)
+            if len(packet) == LEADS_UNTIL.size:
+                (self.tables.leads_until_s,) = LEADS_UNTIL.unpack(packet)
+                continue
+            if not files:  # too many open files: the supervisor connects again
+                continue
             plain = socket.socket(fileno=files[0])
             if self._strangers >= _STRANGERS_MAX:
                 plain.close()
@@ -225,7 +239,7 @@ class RenewalServer:
             except (OSError, ValueError):
                 plain.close()
                 continue
-            peer = PeerConnection(int.from_bytes(number, "big"), tls, time.monotonic())
+            peer = PeerConnection(NUMBER.unpack(packet)[0], tls, time.monotonic())
             self._peers[tls.fileno()] = peer
             self._strangers += 1
             self._epoll.register(tls.fileno(), select.EPOLLIN)

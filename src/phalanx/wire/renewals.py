@@ -2,10 +2,14 @@
 
 A frame is its length in 4 bytes, big-endian, and a message. Messages from the head are commands, read in the order in which they were sent;
 only `FetchRenewals` is answered, by one `RenewalTable`.
+
+A second pair carries packets: a connection with its number, or the time until which a head of several leads. The head sends them without waiting;
+a time that is not delivered leaves the earlier one, which the process keeps to.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 import msgspec
@@ -14,16 +18,25 @@ from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 
 CONNECTION_HEADER: Final = "phalanx-renewal-connection"
 LENGTH_BYTES: Final = 4
+NUMBER: Final = struct.Struct(">Q")  # the packet of a connection, whose descriptor goes with it
+LEADS_UNTIL: Final = struct.Struct(">8xd")  # the packet of a term's end; longer, so that the two cannot be confused
 
 
 class RenewalSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process starts with. `secret`: proves to the head's API that a request comes from it; `api`: host and port of the API on loopback."""
+    """What the process starts with.
+
+    Attributes:
+        api: host and port of the API on loopback.
+        secret: proves to the API that a request comes from this process.
+        leads_until_s: CLOCK_BOOTTIME until which the head leads, if there are several heads. From then on the process answers nothing itself.
+    """
 
     certificate: str
     key: str
     api: tuple[str, int]
     secret: str
     head_id: str
+    leads_until_s: float | None = None
 
 
 class SetTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
