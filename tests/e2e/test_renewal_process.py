@@ -172,21 +172,20 @@ def test_of_several_heads_the_process_of_one_that_hangs_answers_nothing_after_it
             line = client.transport.json("GET", "/v1/join")
         fleet = join(msgspec.json.decode(line), os.path.join(first.home, "tls", "ca.pem"), ["s0", "s1", "s2", "s3"])
         assert renew_for(first, fleet, 2 * LEASE_S) == 0
+        assert first.process is not None
         process = process_below(first.process.pid)
         assert process is not None, "beside another head, too, renewals are handed over"
         assert renew_for(first, fleet, 3 * LEASE_S / 2) == 0, "it goes on answering, term after term"
 
         first.send(signal.SIGSTOP)
         stopped_s, answered_s = time.monotonic(), 0.0
-        leads = threading.Event()
-        watch = threading.Thread(target=lambda: cluster.wait_for_leader(but=first) and leads.set())
+        watch = threading.Thread(target=lambda: cluster.wait_for_leader(but=first))
         watch.start()
-        while not leads.is_set():
+        while watch.is_alive():
             try:
                 fleet[0].renew(handed=True)
             except HeadUnavailable:
                 continue
             answered_s = time.monotonic()
-        watch.join()
         assert stopped_s < answered_s < stopped_s + leadership.LEASE_S, "for the rest of the term, and no longer"
         assert process in read_table()
