@@ -35,7 +35,7 @@ from phalanx.planner.cost.memory import (
     estimate_memory,
     exceeds_memory,
 )
-from phalanx.planner.cost.step_time import TrainingMethod
+from phalanx.planner.cost.training_task import TrainingMethod
 from phalanx.planner.cost.uncertainty import interval_s, item_variance
 from phalanx.planner.facts.coefficient_table import (
     Coefficient,

@@ -17,7 +17,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.work.layouts.layout import Layout, Recompute
 from phalanx.planner.cost.machine import Machine
 from phalanx.planner.cost.model_shape import LatentAttention, MixtureOfExperts, ModelShape
-from phalanx.planner.cost.step_time import TrainingMethod, TrainingTask
+from phalanx.planner.cost.training_task import TrainingMethod, TrainingTask
 from phalanx.planner.facts.coefficient_table import find_stack_name
 from phalanx.planner.facts.gpus import (
     GBIT,

@@ -9,7 +9,8 @@ from phalanx.core.work.layouts.layout import Layout
 from phalanx.planner.cost.coefficients import Stack
 from phalanx.planner.cost.machine import Machine, MeasuredRates
 from phalanx.planner.cost.model_shape import ModelShape
-from phalanx.planner.cost.step_time import TrainingTask, step_time
+from phalanx.planner.cost.step_time import step_time
+from phalanx.planner.cost.training_task import TrainingTask
 from phalanx.planner.facts.coefficient_table import physics
 from phalanx.planner.facts.gpus import find_gpu
 

@@ -271,6 +271,9 @@ def test_plan_shows_what_the_command_line_says(call, page):
     assert found["layouts"][0]["text"] in shown.text.partition("Run it:")[2]
     assert {row[0].strip() for row in shown.cells if len(row) == 3} >= set(found["layouts"][0]["memory"]["items"])
     assert sum(tag == "li" and "b-s" in str(attributes.get("class")) for tag, attributes in shown.tags) == 16  # ranks
+    offloaded = page("/plan?model=llama-3-8b&gpus=a100-80gb:8&global_batch=64&offload=optimizer", "viewer").text
+    assert "offload optimizer: saves" in offloaded
+    assert "Memory of each host" in offloaded
     refused = call("viewer", "GET", "/plan?model=llama-3.1-405b&gpus=h100:1").text
     assert "does not fit" in refused
     assert "Run it:" not in refused

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from phalanx.planner.cost.machine import Machine
 from phalanx.planner.cost.model_shape import MixtureOfExperts, ModelShape
-from phalanx.planner.cost.step_time import TrainingMethod
+from phalanx.planner.cost.training_task import TrainingMethod
 from phalanx.planner.facts.coefficient_table import physics, stacks
 from phalanx.planner.facts.gpus import find_gpu
 from phalanx.planner.search.layout_search import plan_layouts

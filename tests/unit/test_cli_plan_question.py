@@ -6,7 +6,7 @@ from phalanx.cli.plan.job_plan import _DEFAULTS
 from phalanx.cli.root import main
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.gang_topology import parse_gbit_per_s
-from phalanx.planner.cost.step_time import TrainingMethod
+from phalanx.planner.cost.training_task import TrainingMethod
 from phalanx.plans.amounts import (
     format_decimal_bytes,
     format_rounded,

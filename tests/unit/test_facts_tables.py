@@ -30,6 +30,7 @@ SHIPPED = (
     "prices.csv",
     "models.csv",
     "assumed.csv",
+    "hosts.csv",
     "mig_gpus.csv",
     "mig_profiles.csv",
 )

@@ -18,12 +18,8 @@ from phalanx.planner.cost.memory import (
     stored_activation_bytes,
 )
 from phalanx.planner.cost.model_shape import MixtureOfExperts, ModelShape
-from phalanx.planner.cost.step_time import (
-    StepItem,
-    TrainingMethod,
-    TrainingTask,
-    step_time,
-)
+from phalanx.planner.cost.step_time import StepItem, step_time
+from phalanx.planner.cost.training_task import TrainingMethod, TrainingTask
 from phalanx.planner.cost.uncertainty import interval_s
 from phalanx.planner.facts.coefficient_table import find_stack, physics, stacks
 from phalanx.planner.facts.gpus import find_gpu

@@ -9,7 +9,8 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.core.work.layouts.layout import parse_layout
 from phalanx.planner.cost.machine import FactSource, Machine, Price
-from phalanx.planner.cost.step_time import StepItem, TrainingMethod
+from phalanx.planner.cost.step_time import StepItem
+from phalanx.planner.cost.training_task import TrainingMethod
 from phalanx.planner.facts.coefficient_table import find_stack, physics
 from phalanx.planner.facts.gpus import find_gpu
 from phalanx.planner.facts.model_argument import parse_model_argument

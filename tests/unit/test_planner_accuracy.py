@@ -20,7 +20,7 @@ from benchmarks.planner import (
     summary,
 )
 from benchmarks.published_runs import read_runs
-from phalanx.planner.cost.step_time import TrainingMethod
+from phalanx.planner.cost.training_task import TrainingMethod
 from phalanx.planner.facts.coefficient_table import (
     coefficients,
     find_stack_name,

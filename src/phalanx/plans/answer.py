@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from phalanx.core.work.job_file.plan_key import layout_text
-from phalanx.planner.cost.step_time import TrainingMethod
+from phalanx.planner.cost.host_memory import one_thread_s
+from phalanx.planner.cost.optimizers import Offload
+from phalanx.planner.cost.training_task import TrainingMethod
 from phalanx.planner.facts.coefficient_table import DEFAULT_STACK
 from phalanx.planner.search.evaluation import training_task
 from phalanx.planner.search.layout_search import plan_layouts
+from phalanx.planner.search.option_effects import OptionEffect, option_effects
 from phalanx.planner.search.request import (
     CheckpointEstimate,
     EvaluatedLayout,
@@ -18,6 +21,7 @@ from phalanx.planner.search.request import (
     LayoutRequest,
 )
 from phalanx.planner.search.simple_layout import simple_layout
+from phalanx.plans.amounts import format_seconds
 from phalanx.plans.formulas import ExplainedLayout, explain_layout
 from phalanx.plans.machine import PlannedFleet
 from phalanx.plans.records import (
@@ -25,8 +29,11 @@ from phalanx.plans.records import (
     Estimate,
     LayoutFigures,
     PlanAnswer,
+    ShownEffect,
 )
 from phalanx.plans.request import PlanInputs, format_price, parse_plan_inputs
+
+GB: Final = 1e9
 
 
 def compute_plan(
@@ -51,22 +58,30 @@ def compute_plan(
         method=question.method,
         precision=question.precision,
         layout=question.layout,
+        optimizer=question.optimizer,
+        offload=question.offload,
     )
     answer = plan_layouts(asked, top=options["top"])
     best = answer.layouts[0] if answer.layouts else None
     simple = None if question.layout is not None else simple_layout(asked, best)
-    return build_answer(question, asked, answer, simple)
+    shown = (*answer.layouts, *answer.rejected)
+    effects = option_effects(asked, shown[0]) if shown else ()
+    return build_answer(question, asked, answer, simple, effects)
 
 
 def build_answer(
-    question: PlanInputs, asked: LayoutRequest, answer: LayoutAnswer, simple: EvaluatedLayout | None = None
+    question: PlanInputs,
+    asked: LayoutRequest,
+    answer: LayoutAnswer,
+    simple: EvaluatedLayout | None = None,
+    effects: Sequence[OptionEffect] = (),
 ) -> PlanAnswer:
-    """Convert the planner's answer to plain records. `simple`: the layout `fsdp=N`, to compare with."""
+    """Convert the planner's answer to plain records. `simple`: the layout `fsdp=N`, to compare with; `effects`: of the options of the request."""
     layouts = tuple(_figures(one) for one in answer.layouts)
     losers = tuple(_figures(one) for one in answer.rejected)
     shown = (*layouts, *losers)
     machine = question.machine
-    notes = list(question.notes)
+    notes = [*question.notes, *_host_notes(asked, shown)]
     if machine.price is None and question.tokens is not None:
         notes.append("no cost: no dated price of these GPUs is known; set one with --price USD")
     if answer.evaluated > 1:
@@ -91,11 +106,31 @@ def build_answer(
         losers=losers,
         simple=None if simple is None else _figures(simple),
         simple_fits=simple is not None and simple.fits,
+        effects=tuple(_effect(one, shown[0]) for one in effects),
+        optimizer=question.optimizer.value,
+        offload=question.offload.value,
         alternatives=tuple(_smaller(one, question) for one in answer.fitting_changes),
         notes=tuple(notes),
         formulas=explain_layout(_case(asked, shown[0])) if shown else (),
         next_command=_next(question, answer),
     )
+
+
+def _host_notes(asked: LayoutRequest, shown: Sequence[LayoutFigures]) -> list[str]:
+    """Return what is assumed of the host, and what makes its update slow."""
+    if asked.offload is Offload.NONE or not shown:
+        return []
+    machine = asked.machine
+    notes = [
+        f"the host's memory is assumed to have {machine.host_bytes_per_s / GB:,.0f} GB/s: {machine.host_fact.source}"
+    ]
+    if machine.gpus_per_node > 1:
+        slow_s = one_thread_s(training_task(asked), shown[0].layout)
+        notes.append(
+            f"planned for an Adam that uses all cores; with OMP_NUM_THREADS=1, as torchrun and Phalanx start several ranks of a node, "
+            f"it takes about {format_seconds(slow_s)}: give each of the {machine.gpus_per_node} ranks its part of the cores"
+        )
+    return notes
 
 
 def _case(asked: LayoutRequest, figures: LayoutFigures) -> ExplainedLayout:
@@ -114,6 +149,7 @@ def _case(asked: LayoutRequest, figures: LayoutFigures) -> ExplainedLayout:
 def _figures(one: EvaluatedLayout) -> LayoutFigures:
     return LayoutFigures(
         layout=one.layout,
+        host_bytes=one.host_bytes,
         memory_bytes=tuple((part.value, count) for part, count in one.memory.items.items() if count > 0),
         used_bytes=one.memory.total_bytes,
         usable_bytes=one.memory.usable_bytes,
@@ -128,6 +164,17 @@ def _figures(one: EvaluatedLayout) -> LayoutFigures:
         usd=_range(one.cost_usd),
         checkpoint_cost=_saving(one.checkpoint),
         why=one.why,
+    )
+
+
+def _effect(one: OptionEffect, shown: LayoutFigures) -> ShownEffect:
+    without = _figures(one.without)
+    return ShownEffect(
+        option=one.option,
+        without=without,
+        without_fits=one.without.fits,
+        saved_bytes=without.used_bytes - shown.used_bytes,
+        added_s=shown.step_s.mid - without.step_s.mid,
     )
 
 

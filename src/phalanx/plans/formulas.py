@@ -16,14 +16,8 @@ from phalanx.planner.cost.layer_time import best_flops, sustained_flops
 from phalanx.planner.cost.machine import FactSource, Machine
 from phalanx.planner.cost.memory import ALLOCATOR_OVERHEAD, micro_batches_in_flight, stored_activation_bytes
 from phalanx.planner.cost.model_shape import ModelShape
-from phalanx.planner.cost.step_time import (
-    StepItem,
-    TrainingMethod,
-    TrainingTask,
-    gather_bytes,
-    layer_parameters,
-    rank_parameters,
-)
+from phalanx.planner.cost.step_time import StepItem, gather_bytes
+from phalanx.planner.cost.training_task import TrainingMethod, TrainingTask, layer_parameters, rank_parameters
 from phalanx.planner.search.evaluation import peak_flops
 from phalanx.plans.amounts import (
     format_decimal_bytes,

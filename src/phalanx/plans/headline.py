@@ -1,4 +1,4 @@
-"""The answer of a plan in one sentence."""
+"""The answer of a plan in one sentence, and one about each of its options."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.plans.amounts import (
+    format_decimal_bytes,
     format_rounded,
     format_seconds,
     format_span,
     format_tokens,
     format_usd,
 )
-from phalanx.plans.records import Estimate, PlanAnswer
+from phalanx.plans.records import Estimate, PlanAnswer, ShownEffect
 
 
 def headline(answer: PlanAnswer) -> str:
@@ -38,6 +39,16 @@ def headline(answer: PlanAnswer) -> str:
     if best.usd is not None:
         parts.append(f"{format_usd(best.usd.mid)} ({interval_text(best.usd, format_usd)}) at {answer.price}")
     return f"{parts[0]}: {', '.join(parts[1:])}"
+
+
+def effect_text(one: ShownEffect) -> str:
+    """Return what an option saves and costs, in one line."""
+    saved, added = one.saved_bytes, one.added_s
+    memory = f"{'saves' if saved >= 0 else 'takes'} {format_decimal_bytes(abs(saved))} a GPU"
+    time = f"{'costs' if added >= 0 else 'saves'} {format_seconds(abs(added))} a step"
+    figures = f"{format_decimal_bytes(one.without.used_bytes)}, {format_seconds(one.without.step_s.mid)}"
+    fits = "" if one.without_fits else ", does not fit"
+    return f"{one.option}: {memory} and {time} (without it {figures}{fits})"
 
 
 def interval_text(one: Estimate, formatted: Callable[[float], str]) -> str:

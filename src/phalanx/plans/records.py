@@ -43,6 +43,7 @@ class LayoutFigures:
             `used_high_bytes` are the 80 % interval.
         step_items_s: parts of one step; `step_s` is the total.
         train_s, gpu_hours, usd: for all tokens; None without a number of tokens or a price.
+        host_bytes: in the memory of each host: what was put there, or has no room on the GPU.
         why: comparison with the best layout, as text.
     """
 
@@ -61,6 +62,7 @@ class LayoutFigures:
     why: str = ""
     used_low_bytes: float = 0.0
     used_high_bytes: float = 0.0
+    host_bytes: float = 0.0
 
     @property
     def free_bytes(self) -> float:
@@ -84,6 +86,22 @@ class Formula:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShownEffect:
+    """What an option of the request does to the best layout: the same layout without it.
+
+    Attributes:
+        saved_bytes: of the fullest GPU; negative where the option needs more.
+        added_s: to a step; negative where the option makes it faster.
+    """
+
+    option: str
+    without: LayoutFigures
+    without_fits: bool
+    saved_bytes: float
+    added_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
     """The planner's whole answer.
 
@@ -93,6 +111,7 @@ class PlanAnswer:
         price: price of a GPU-hour with its date, as text; "" if unknown.
         layouts: layouts that fit, best first; `losers` are worse or do not fit, with the reason.
         simple: `fsdp=N` over all GPUs, to compare with the best; None if it does not exist, or one layout was given. `simple_fits`: it has room.
+        effects: of the options that are not at their defaults, on the first layout.
         alternatives: alternatives that fit, if nothing fits.
         single_layout: only the given layout was evaluated.
         formulas: those of the best or the given layout.
@@ -117,6 +136,9 @@ class PlanAnswer:
     losers: tuple[LayoutFigures, ...] = ()
     simple: LayoutFigures | None = None
     simple_fits: bool = False
+    effects: tuple[ShownEffect, ...] = ()
+    optimizer: str = "adamw"
+    offload: str = "none"
     alternatives: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     single_layout: bool = False
@@ -137,6 +159,7 @@ def as_json(answer: PlanAnswer) -> dict[str, Any]:
         "layouts": [_layout(one) for one in answer.layouts],
         "losers": [_layout(one) for one in answer.losers],
         "simple": None if answer.simple is None else {**_layout(answer.simple), "fits": answer.simple_fits},
+        "effects": [_effect(one) for one in answer.effects],
         "smallest": list(answer.alternatives),
         "notes": list(answer.notes),
         "model": {"name": answer.model, "layers": answer.layers},
@@ -151,6 +174,8 @@ def as_json(answer: PlanAnswer) -> dict[str, Any]:
             "global_batch": answer.global_batch,
             "tokens": answer.tokens,
             "method": answer.method,
+            "optimizer": answer.optimizer,
+            "offload": answer.offload,
             "stack": answer.stack,
             "price": answer.price,
             "text": answer.request,
@@ -174,6 +199,7 @@ def _layout(one: LayoutFigures) -> dict[str, Any]:
             "low_bytes": one.used_low_bytes,
             "high_bytes": one.used_high_bytes,
             "tight": one.is_tight,
+            "host_bytes": one.host_bytes,
             "items": dict(one.memory_bytes),
         },
         "step": {**_range(one.step_s, "_s"), "items": dict(one.step_items_s)},
@@ -184,6 +210,15 @@ def _layout(one: LayoutFigures) -> dict[str, Any]:
         "usd": None if one.usd is None else _range(one.usd, ""),
         "checkpoint": None if one.checkpoint_cost is None else _saving(one.checkpoint_cost),
         "why": one.why,
+    }
+
+
+def _effect(one: ShownEffect) -> dict[str, Any]:
+    return {
+        "option": one.option,
+        "saved_bytes": one.saved_bytes,
+        "added_s": one.added_s,
+        "without": {**_layout(one.without), "fits": one.without_fits},
     }
 
 

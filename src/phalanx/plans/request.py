@@ -12,7 +12,8 @@ from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.coefficients import Stack
 from phalanx.planner.cost.machine import Machine, Price
 from phalanx.planner.cost.model_shape import ModelShape
-from phalanx.planner.cost.step_time import TrainingMethod
+from phalanx.planner.cost.optimizers import Offload, OptimizerKind
+from phalanx.planner.cost.training_task import TrainingMethod
 from phalanx.plans.amounts import format_tokens, parse_count, parse_tokens
 from phalanx.plans.machine import PlannedFleet, machine_from_head, machine_from_options
 
@@ -39,6 +40,8 @@ class PlanInputs:
     model_argument: str
     arguments: str
     notes: tuple[str, ...] = ()
+    optimizer: OptimizerKind = OptimizerKind.ADAMW
+    offload: Offload = Offload.NONE
 
     @property
     def summary(self) -> str:
@@ -50,6 +53,12 @@ class PlanInputs:
         method = {TrainingMethod.FULL: "full training", TrainingMethod.LORA: "LoRA", TrainingMethod.QLORA: "QLoRA"}[
             self.method
         ]
+        method += "" if self.optimizer is OptimizerKind.ADAMW else f" with {self.optimizer.value}"
+        method += {
+            Offload.NONE: "",
+            Offload.OPTIMIZER: " with its optimizer on the host",
+            Offload.PARAMETERS: " with parameters and optimizer on the host",
+        }[self.offload]
         on = "" if self.tokens is None else f" on {format_tokens(self.tokens)} tokens"
         return f"{describe_model(self.model)}, {method}{on}: {whole}, sequence {self.seq}, global batch {self.global_batch}, {self.precision}"
 
@@ -77,6 +86,7 @@ def parse_plan_inputs(
     notes: list[str] = []
     tables = read_fact_tables(home, tuple(options["prices"]))
     method = _method(options["method"])
+    optimizer, offload = _optimizer(options["optimizer"]), _offload(options["offload"])
     model = parse_model_argument(options["model"], home=home, notes=notes, files=files)
     seq = _seq(options["seq"], model)
     if options["fleet"] == "here":
@@ -97,7 +107,15 @@ def parse_plan_inputs(
         precision=precision,
         stack=find_stack(options["stack"])
         if options["stack"]
-        else default_stack(model, precision, notes, adapters=method is not TrainingMethod.FULL),
+        else default_stack(
+            model,
+            precision,
+            notes,
+            adapters=method is not TrainingMethod.FULL,
+            offload=offload is not Offload.NONE,
+        ),
+        optimizer=optimizer,
+        offload=offload,
         layout=layout,
         model_argument=options["model"],
         arguments=" ".join(
@@ -124,6 +142,24 @@ def _method(text: object) -> TrainingMethod:
     if word not in set(TrainingMethod):
         raise BadRequest(f"method: {text!r} must be one of {', '.join(TrainingMethod)}")
     return TrainingMethod(word)
+
+
+def _optimizer(text: object) -> OptimizerKind:
+    """Return the optimizer; names of transformers and bitsandbytes (`paged_adamw_8bit`, `adamw_bnb_8bit`) are read too."""
+    word = "".join(one for one in str(text).strip().lower() if one.isalnum()).replace("bnb", "").removesuffix("32bit")
+    for kind in OptimizerKind:
+        if word == kind.value.replace("-", ""):
+            return kind
+    hint = suggestion(str(text), list(OptimizerKind))
+    raise BadRequest(f"optimizer: {str(text)[:60]!r} must be one of {', '.join(OptimizerKind)}", hint=hint)
+
+
+def _offload(text: object) -> Offload:
+    word = str(text).strip().lower()
+    if word not in set(Offload):
+        hint = suggestion(word, list(Offload))
+        raise BadRequest(f"offload: {str(text)[:60]!r} must be one of {', '.join(Offload)}", hint=hint)
+    return Offload(word)
 
 
 def _seq(text: object, model: ModelShape) -> int:

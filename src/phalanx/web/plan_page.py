@@ -17,7 +17,7 @@ from phalanx.plans.amounts import (
     format_tokens,
     format_usd,
 )
-from phalanx.plans.headline import headline, interval_text
+from phalanx.plans.headline import effect_text, headline, interval_text
 from phalanx.plans.records import LayoutFigures, NamedAmounts, PlanAnswer
 from phalanx.web.charts import ChartPart, key, stacked_bar, strip
 from phalanx.web.document import Viewer, document
@@ -25,6 +25,8 @@ from phalanx.web.fields import choice, text_field
 from phalanx.web.html import Child, Html, element, join, table
 
 METHODS: Final = ("full", "lora", "qlora")
+OPTIMIZERS: Final = ("adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit")
+OFFLOADS: Final = ("none", "optimizer", "parameters")
 _NODES_DRAWN: Final = 8
 _LETTERS: Final = {Axis.TENSOR: "T", Axis.CONTEXT: "C", Axis.SHARD: "F", Axis.REPLICATE: "D", Axis.PIPELINE: "P"}
 _SERIES: Final = 8  # colours; further parts repeat them
@@ -69,6 +71,8 @@ def _form(asked: Mapping[str, str], models: Sequence[str]) -> Html:
         field("Global batch", "global_batch", "1024"),
         field("Training tokens", "tokens", "300B"),
         choice("Method", "method", METHODS, chosen=asked.get("method", "full")),
+        choice("Optimizer", "optimizer", OPTIMIZERS, chosen=asked.get("optimizer", "adamw")),
+        choice("On the host", "offload", OFFLOADS, chosen=asked.get("offload", "none")),
         field("Precision", "precision", "bf16"),
         field("Stack", "stack", "fsdp2-compile"),
         element("button", "Plan", type="submit", class_="primary"),
@@ -91,6 +95,11 @@ def _answer(answer: PlanAnswer, fleet: str) -> list[Child]:
         content.append(element("p", "Run it: ", element("code", answer.next_command)))
     if not answer.fits and answer.alternatives:
         content += [element("h2", "What fits"), element("ul", [element("li", one) for one in answer.alternatives])]
+    if answer.effects:
+        content += [
+            element("h2", "Options"),
+            element("ul", [element("li", effect_text(one)) for one in answer.effects]),
+        ]
     if shown:
         content += _best(answer, shown[0])
     if answer.layouts:
@@ -118,6 +127,8 @@ def _best(answer: PlanAnswer, best: LayoutFigures) -> list[Child]:
         element("h2", f"Memory of the fullest GPU: {used}"),
         _parts("Memory", best.memory_bytes, best.usable_bytes, format_decimal_bytes),
     ]
+    if best.host_bytes:
+        content.append(element("p", f"Memory of each host: {format_decimal_bytes(best.host_bytes)}.", class_="note"))
     if answer.fits:
         tokens = format_tokens(answer.seq * answer.global_batch)
         content += [

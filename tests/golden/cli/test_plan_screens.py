@@ -23,6 +23,13 @@ def test_plan_that_does_not_fit(width):
     assert max(map(display_width, lines)) <= width
 
 
+@pytest.mark.parametrize("width", [80, 140])
+def test_plan_with_its_optimizer_on_the_host(width):
+    lines = plan_page(plans.offloaded(), screen(width))
+    same_as(f"plan-offload-{width}", lines)
+    assert max(map(display_width, lines)) <= width
+
+
 def test_sentence_says_what_is_known_and_no_more():
     told = plans.fitting()
     assert headline(told).endswith("at $2.69 a GPU-hour (RunPod, on-demand, 2026-11-09)")

@@ -28,7 +28,18 @@ from phalanx.wire.why import WhatIfBody, WhatIfReply
 T = TypeVar("T")
 
 FIELD_MAX: Final = 4096  # characters of a field
-PLAN_FIELDS: Final = ("model", "gpus", "seq", "global_batch", "tokens", "method", "precision", "stack")
+PLAN_FIELDS: Final = (
+    "model",
+    "gpus",
+    "seq",
+    "global_batch",
+    "tokens",
+    "method",
+    "optimizer",
+    "offload",
+    "precision",
+    "stack",
+)
 JOB_FIELDS: Final = ("gpus", "time", "queue", "project", "priority")
 CHANGE_FIELDS: Final = ("add_nodes", "like", "drain", "quota_queue", "quota_gpus")
 

@@ -16,6 +16,7 @@ from phalanx.cli.terminal import terminal
 from phalanx.core.errors import BadRequest
 
 METHODS: Final = ("full", "lora", "qlora")
+OFFLOADS: Final = ("none", "optimizer", "parameters")
 TOP_DEFAULT: Final = 5
 
 
@@ -47,6 +48,20 @@ TOP_DEFAULT: Final = 5
     default="full",
     show_default=True,
     help="Train all weights, adapters, or adapters on 4-bit weights.",
+)
+@click.option(
+    "--optimizer",
+    metavar="NAME",
+    default="adamw",
+    show_default=True,
+    help="Optimizer: adamw, adamw8bit, paged-adamw or paged-adamw8bit.",
+)
+@click.option(
+    "--offload",
+    type=click.Choice(OFFLOADS),
+    default="none",
+    show_default=True,
+    help="Keep the optimizer, or parameters and optimizer, in the memory of the host.",
 )
 @click.option(
     "--precision",

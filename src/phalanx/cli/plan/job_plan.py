@@ -24,6 +24,8 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "global_batch": None,
     "tokens": None,
     "method": "full",
+    "optimizer": "adamw",
+    "offload": "none",
     "precision": None,
     "stack": None,
     "instance": None,

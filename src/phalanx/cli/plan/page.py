@@ -19,7 +19,7 @@ from phalanx.plans.amounts import (
     format_tokens,
     format_usd,
 )
-from phalanx.plans.headline import headline, interval_text
+from phalanx.plans.headline import effect_text, headline, interval_text
 from phalanx.plans.records import (
     Estimate,
     Formula,
@@ -45,6 +45,8 @@ def plan_page(answer: PlanAnswer, screen: Terminal, *, explain: bool = False) ->
         lines += _titled("layouts", _layouts(answer, screen), screen)
     if answer.simple is not None:
         lines += ["", *_wrapped(_simple(answer, answer.simple), screen)]
+    if answer.effects:
+        lines += ["", *(line for one in answer.effects for line in _wrapped(effect_text(one), screen, 2))]
     if formatted:
         lines += _parts(answer, formatted[0], screen)
     if len(answer.layouts) > 1 or (answer.losers and answer.layouts):
@@ -112,6 +114,9 @@ def _parts(answer: PlanAnswer, one: LayoutFigures, screen: Terminal) -> list[str
     title = f"memory of the fullest GPU{under}: {format_decimal_bytes(one.used_bytes)} of {format_decimal_bytes(one.usable_bytes)}, {room}"
     lines = ["", *(screen.paint(line, style) for line in _wrapped(title, screen))]
     lines += _bars(one.memory_bytes, max(one.usable_bytes, one.used_bytes), format_decimal_bytes, screen)
+    if one.host_bytes:
+        buffers = "" if answer.offload == "none" else ", and up to half more for buffers"
+        lines += _wrapped(f"memory of each host: {format_decimal_bytes(one.host_bytes)}{buffers}", screen)
     if answer.fits and one.free_bytes < 0:
         lines += _wrapped(one.why, screen)
     if answer.fits:

@@ -17,7 +17,17 @@ from phalanx.core.work.nearest_match import suggestion
 
 FILE_BYTES_MAX: Final = 4 << 20  # a saved plan has a few hundred KiB
 _SAVE_HINT: Final = "create one with phalanx plan MODEL --save FILE.json"
-PLAN_KEYS: Final = ("model", "seq", "global_batch", "method", "precision", "stack", "tokens")
+PLAN_KEYS: Final = (
+    "model",
+    "seq",
+    "global_batch",
+    "method",
+    "optimizer",
+    "offload",
+    "precision",
+    "stack",
+    "tokens",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

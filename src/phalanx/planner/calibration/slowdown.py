@@ -9,7 +9,8 @@ from typing import Final
 from phalanx.planner.calibration.profile import Profile, RunMeasurement, measured_rates
 from phalanx.planner.cost.coefficients import Physics, Stack
 from phalanx.planner.cost.machine import Machine
-from phalanx.planner.cost.step_time import TrainingTask, step_time
+from phalanx.planner.cost.step_time import step_time
+from phalanx.planner.cost.training_task import TrainingTask
 
 CALIBRATION_STACK: Final = "fsdp2-eager"
 """The stack of the short trainings: plain torch without compilation (`phalanx.torch.calibrate`)."""

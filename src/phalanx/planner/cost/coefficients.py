@@ -89,6 +89,7 @@ class Stack:
         flash_shares: share of the sustained matrix rate that the kernel reaches forward, by GPU name prefix; "" for all other GPUs.
         parameter_bytes, gradient_bytes, state_bytes: stored per parameter: the copy that is multiplied, the gradient, and the
             optimizer states with the master copy.
+        moment_bytes: of the states, what the moments take.
         shard_copy_bytes: with sharded parameters (ZeRO 3), stored per parameter beside the master copy of the optimizer.
         live_parameters: parameters that ZeRO 3 keeps gathered, if these are more than two layers.
         step_parameters: parameters whose gradients the optimizer turns into 32 bits at once.
@@ -98,6 +99,11 @@ class Stack:
         activations: stored activations relative to the count in `memory.py`; below 1 where a compiler recomputes some of them.
         stored: bytes per token that autograd keeps of one layer, by training method: per feature of the hidden state, per feature of the MLP, and
             per feature of the block's input alone, without the inputs of adapters; without the method, the count in `memory.py`.
+        offloads: what the stack can keep in the memory of the host (`Offload`).
+        offloads_gradients: with the optimizer on the host, no whole gradients stay on the device under ZeRO 2 and 3, or on a single device.
+        bucket_parameters: parameters whose gradients are then on the device at once.
+        host_copy_bytes: fetched per parameter where the parameters are on the host.
+        optimizers: supported ones (`OptimizerKind`); all where empty.
         whole_gradients: under ZeRO 2, all micro-batches but the last add to unsharded gradients (FSDP) instead of reducing each time.
         zeros, recomputations, precisions: supported values of each.
         experts: supports expert parallelism.
@@ -120,6 +126,7 @@ class Stack:
     parameter_bytes: float = 2.0
     gradient_bytes: float = 4.0
     state_bytes: float = 12.0
+    moment_bytes: float = 8.0
     shard_copy_bytes: float = 0.0
     live_parameters: float = 0.0
     step_parameters: float = 0.0
@@ -129,6 +136,11 @@ class Stack:
     memory_error: float = 1.0
     activations: float = 1.0
     stored: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    offloads: tuple[str, ...] = ()
+    offloads_gradients: bool = True
+    bucket_parameters: float = 0.0
+    host_copy_bytes: float = 4.0
+    optimizers: tuple[str, ...] = ()
     whole_gradients: bool = False
     zeros: tuple[int, ...] = (0, 1, 2, 3)
     recomputations: tuple[str, ...] = ("none", "selective", "full")

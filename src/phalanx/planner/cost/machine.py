@@ -106,6 +106,7 @@ class Machine:
         network_fact: source of the network figures.
         storage_bytes_per_s: written per node, durable.
         price: None if no dated price is known.
+        host_bytes_per_s: bandwidth of the host's memory of a node, all sockets together.
     """
 
     gpu: Gpu
@@ -118,6 +119,8 @@ class Machine:
     storage_fact: FactSource = FactSource(source="", date="")
     price: Price | None = None
     measured: MeasuredRates | None = None
+    host_bytes_per_s: float = 307.2e9
+    host_fact: FactSource = FactSource(source="", date="")
 
     @property
     def gpus(self) -> int:

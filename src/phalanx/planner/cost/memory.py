@@ -7,6 +7,9 @@ p stages, v runs per stage.
                  attention's output 2 h k / t, MLP 2 to 6 f / t; in fp8 the inputs of the products take one byte instead of two;
                  without flash attention 5 bytes per score: h s / t
     in flight    in a pipeline the first stage stores p micro-batches, p (1 + (p - 1) / (p v)) with interleaving
+    offload      states on the host, with them gradients (all but a bucket) where the stack sends them there, and weights (all but the layers in
+                 use)
+    paged        states that have no room beside the activations leave the device
     adapters     frozen weights have neither gradients nor states; with 4-bit weights, embeddings, output and norms stay in 16 bits, and one
                  matrix at a time is unpacked; the input of each adapter is kept
     loss         logits, their 32-bit copy and gradients, on the last stage
@@ -26,11 +29,14 @@ from phalanx.planner.cost.coefficients import Stack
 from phalanx.planner.cost.layer_time import ACTIVATION_BYTES, PACKED_WEIGHT_BYTES, activation_bytes
 from phalanx.planner.cost.machine import Gpu
 from phalanx.planner.cost.model_shape import ModelShape
-from phalanx.planner.cost.step_time import (
+from phalanx.planner.cost.optimizers import Offload, optimizer_state_bytes
+from phalanx.planner.cost.training_task import (
     TrainingMethod,
     TrainingTask,
+    gathers_parameters,
     layer_parameters,
     rank_parameters,
+    updated_parameters,
 )
 
 CONTEXT_BYTES: Final = 1.2e9
@@ -38,6 +44,11 @@ CONTEXT_BYTES: Final = 1.2e9
 2026-11; `phalanx calibrate` on a real device replaces it."""
 ALLOCATOR_OVERHEAD: Final = 1.04
 """Reserved over allocated memory of torch's caching allocator with expandable segments. Source: our estimate, 2026-11."""
+HOST_GRADIENT_BYTES: Final = 4.0
+"""On the host, per parameter that it updates, beside the states. Source: DeepSpeed docs/code-docs/source/memory.rst: 16 bytes a parameter with
+the optimizer on the host, 18 with the parameters too, and up to half more for pinned buffers."""
+PAGED_FILL: Final = 0.95
+"""Share of the usable memory that is in use when paged states have left. Source: the share that layouts of a search leave free, and 1 % more."""
 ERROR: Final = 1.10
 """Factor below and above the expected memory between which four of five runs are. A layout is refused only beyond it. The mean error of full
 training is 6 %, which makes 10 % (benchmarks.planner)."""
@@ -60,12 +71,19 @@ class MemoryItem(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on the fullest rank. `usable_bytes` is the memory that a program can use, `error` the factor to either end of the 80 % interval."""
+    """Bytes on the fullest rank. `usable_bytes` is the memory that a program can use, `error` the factor to either end of the 80 % interval.
+
+    `host_bytes`: in the memory of the host, for this rank; `paged_bytes`: those of them that return to the device for the update;
+    `pageable_bytes`: on the device, but free to leave it.
+    """
 
     items: Mapping[MemoryItem, float]
     total_bytes: float
     usable_bytes: float
     error: float = ERROR
+    host_bytes: float = 0.0
+    paged_bytes: float = 0.0
+    pageable_bytes: float = 0.0
 
     @property
     def low_bytes(self) -> float:
@@ -74,8 +92,9 @@ class MemoryEstimate:
 
     @property
     def high_bytes(self) -> float:
-        """The upper end of that interval."""
-        return self.total_bytes * self.error
+        """The upper end of that interval: what may be needed beyond the expected bytes moves states out where they are paged."""
+        beyond = self.total_bytes * (self.error - 1.0)
+        return self.total_bytes + max(0.0, beyond - self.pageable_bytes)
 
     @property
     def free_bytes(self) -> float:
@@ -90,36 +109,82 @@ class MemoryEstimate:
 
 def estimate_memory(task: TrainingTask, layout: Layout, gpu: Gpu, stack: Stack) -> MemoryEstimate:
     """Return the memory of the fullest rank: on the first or the last stage."""
+    items = dict.fromkeys(MemoryItem, 0.0)
+    host_bytes = _put_parameters(items, task, layout, stack) + _put_states(items, task, layout, stack)
+    _put_activations(items, task, layout, stack)
+    if task.offload is Offload.NONE:
+        # The optimizer runs when the activations are free again; it needs more only if its 32-bit gradients are larger than they.
+        stepping = 4.0 * min(stack.step_parameters, _updated(task, layout, sharded=True))
+        items[MemoryItem.GRADIENTS] += max(0.0, stepping - items[MemoryItem.ACTIVATIONS] - items[MemoryItem.LOSS])
+    usable, paged = usable_bytes(gpu), 0.0
+    if task.optimizer.is_paged:
+        over = CONTEXT_BYTES + ALLOCATOR_OVERHEAD * sum(items.values()) - PAGED_FILL * usable
+        paged = max(0.0, min(items[MemoryItem.STATES], over / ALLOCATOR_OVERHEAD))
+        items[MemoryItem.STATES] -= paged
+    together = sum(items.values())
+    items[MemoryItem.OTHER] = CONTEXT_BYTES + (ALLOCATOR_OVERHEAD - 1.0) * together
+    return MemoryEstimate(
+        items=items,
+        total_bytes=together + items[MemoryItem.OTHER],
+        usable_bytes=usable,
+        error=max(stack.memory_error, ADAPTER_ERROR if task.method is not TrainingMethod.FULL else ERROR),
+        host_bytes=host_bytes + paged,
+        paged_bytes=paged,
+        pageable_bytes=items[MemoryItem.STATES] if task.optimizer.is_paged else 0.0,
+    )
+
+
+def _put_parameters(items: dict[MemoryItem, float], task: TrainingTask, layout: Layout, stack: Stack) -> float:
+    """Add the weights of the device to `items`, and return the bytes of those on the host."""
     model = task.model
     held = rank_parameters(model, layout)
     here, shared = held.total, held.sharded(layout)
-    share = 1.0 if task.method is TrainingMethod.FULL else task.adapter_share
-    trained = here * share
-    items = dict.fromkeys(MemoryItem, 0.0)
-    layers = -(-model.layers // layout.pipeline)  # of the largest stage
     frozen = task.method is not TrainingMethod.FULL
     if task.method is TrainingMethod.QLORA:
         base = packed_model_bytes(model, layout) / here
     else:
         base = max(stack.parameter_bytes, float(ACTIVATION_BYTES) if frozen else 0.0)
-    if layout.zero == 3:
-        # FSDP stores sharded parameters in the precision of the optimizer; they are the master copy, counted in `state_bytes`.
-        items[MemoryItem.PARAMETERS] = shared * (base if frozen else stack.shard_copy_bytes)
-        at_once = 2.0 * layer_parameters(model, layout).total  # the running layer and the layer being gathered
-        if layout.shard * layout.context > 1:
-            at_once = max(at_once, min(stack.live_parameters, here))
-        items[MemoryItem.GATHERED] = at_once * activation_bytes(layout.precision)
-    else:
+    if not gathers_parameters(task, layout):
         items[MemoryItem.PARAMETERS] = here * base
         if frozen:
-            items[MemoryItem.PARAMETERS] += trained * stack.parameter_bytes
-    items[MemoryItem.GRADIENTS] = (shared * share if layout.zero >= 2 else trained) * stack.gradient_bytes
+            items[MemoryItem.PARAMETERS] += here * task.adapter_share * stack.parameter_bytes
+        return 0.0
+    # FSDP stores sharded parameters in the precision of the optimizer; they are the master copy, counted in `state_bytes`.
+    stored = shared * (base if frozen else stack.shard_copy_bytes)
+    at_once = 2.0 * layer_parameters(model, layout).total  # the running layer and the layer being gathered
+    on_host = task.offload is Offload.PARAMETERS
+    if on_host or layout.shard * layout.context > 1:
+        at_once = max(at_once, min(stack.live_parameters, here))
+    items[MemoryItem.GATHERED] = at_once * activation_bytes(layout.precision)
+    items[MemoryItem.PARAMETERS] = 0.0 if on_host else stored
+    return stored if on_host else 0.0
+
+
+def _put_states(items: dict[MemoryItem, float], task: TrainingTask, layout: Layout, stack: Stack) -> float:
+    """Add gradients and optimizer states of the device to `items`, and return the bytes of those on the host."""
+    trained = _updated(task, layout, sharded=False)
+    gradients = _updated(task, layout, sharded=layout.zero >= 2) * stack.gradient_bytes
     alternating = (
         layout.zero >= 2 and layout.pipeline > 1
     )  # gradients of a pipeline's micro-batches are added up before they are reduced
     if (alternating or (layout.zero == 2 and stack.whole_gradients)) and layout.micro_batches > 1:
-        items[MemoryItem.GRADIENTS] += trained * stack.reduce_bytes
-    items[MemoryItem.STATES] = (shared * share if layout.zero >= 1 else trained) * stack.state_bytes
+        gradients += trained * stack.reduce_bytes
+    updated = updated_parameters(task, layout)
+    states = updated * optimizer_state_bytes(stack, task.optimizer)
+    if task.offload is Offload.NONE:
+        items[MemoryItem.GRADIENTS], items[MemoryItem.STATES] = gradients, states
+        return 0.0
+    if stack.offloads_gradients and layout.zero != 1:
+        layer = layer_parameters(task.model, layout).total * trained / rank_parameters(task.model, layout).total
+        gradients = min(gradients, max(stack.bucket_parameters, layer) * stack.gradient_bytes)
+    items[MemoryItem.GRADIENTS] = gradients
+    return states + updated * HOST_GRADIENT_BYTES
+
+
+def _put_activations(items: dict[MemoryItem, float], task: TrainingTask, layout: Layout, stack: Stack) -> None:
+    """Add activations and logits of the fullest stage to `items`."""
+    model = task.model
+    layers = -(-model.layers // layout.pipeline)  # of the largest stage
     live = micro_batches_in_flight(layout)
     first = live * layers * stored_activation_bytes(task, layout, stack)
     working = temporary_bytes(task, layout, stack)
@@ -137,17 +202,13 @@ def estimate_memory(task: TrainingTask, layout: Layout, gpu: Gpu, stack: Stack) 
     else:
         items[MemoryItem.ACTIVATIONS] = first + working
         items[MemoryItem.LOSS] = last - working
-    # The optimizer runs when the activations are free again; it needs more only if its 32-bit gradients are larger than they.
-    stepping = 4.0 * min(stack.step_parameters, shared * share)
-    items[MemoryItem.GRADIENTS] += max(0.0, stepping - items[MemoryItem.ACTIVATIONS] - items[MemoryItem.LOSS])
-    together = sum(items.values())
-    items[MemoryItem.OTHER] = CONTEXT_BYTES + (ALLOCATOR_OVERHEAD - 1.0) * together
-    return MemoryEstimate(
-        items=items,
-        total_bytes=together + items[MemoryItem.OTHER],
-        usable_bytes=usable_bytes(gpu),
-        error=max(stack.memory_error, ADAPTER_ERROR if frozen else ERROR),
-    )
+
+
+def _updated(task: TrainingTask, layout: Layout, *, sharded: bool) -> float:
+    """Return the trained parameters of this rank, all or those of its shard."""
+    held = rank_parameters(task.model, layout)
+    share = 1.0 if task.method is TrainingMethod.FULL else task.adapter_share
+    return share * (held.sharded(layout) if sharded else held.total)
 
 
 def packed_model_bytes(model: ModelShape, layout: Layout) -> float:

@@ -16,12 +16,13 @@ Megatron-LM", 2021, section 2.2; sharded data parallel, Y. Zhao et al., "PyTorch
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx.core.work.layouts.layout import Axis, Layout, Recompute
 from phalanx.planner.cost.coefficients import Physics, Stack
 from phalanx.planner.cost.collectives import RankNetwork
+from phalanx.planner.cost.host_memory import copy_s, cpu_update_s
 from phalanx.planner.cost.layer_time import (
     NARROW,
     PACKED_WEIGHT_BYTES,
@@ -31,7 +32,16 @@ from phalanx.planner.cost.layer_time import (
     layer_time,
 )
 from phalanx.planner.cost.machine import Machine
-from phalanx.planner.cost.model_shape import ModelShape
+from phalanx.planner.cost.memory import estimate_memory
+from phalanx.planner.cost.optimizers import NARROW_UPDATE_SHARE, Offload
+from phalanx.planner.cost.training_task import (
+    TrainingMethod,
+    TrainingTask,
+    gathers_parameters,
+    layer_parameters,
+    rank_parameters,
+    updated_parameters,
+)
 
 OVERLAP_EXPONENT = 6.0
 """Exponent with which overlapping computing and gathering combine: nearly the longer of the two. Prefetching is never perfect."""
@@ -41,14 +51,6 @@ EXPERT_CASTS = 3.0
 """Kernels issued for one expert in fp8 per kernel in 16 bits: both operands of each product are cast and transposed, expert by expert."""
 HIDING_SHARE = 0.7
 """Share of the time of one micro-batch that can hide the exchange of gradients: its backward pass."""
-
-
-class TrainingMethod(enum.StrEnum):
-    """Training method: which parameters are trained."""
-
-    FULL = "full"
-    LORA = "lora"  # low-rank adapters and frozen 16-bit weights
-    QLORA = "qlora"  # low-rank adapters and frozen 4-bit weights
 
 
 class StepItem(enum.StrEnum):
@@ -64,36 +66,12 @@ class StepItem(enum.StrEnum):
     EXPERT = "expert all-to-all"
     SHARD = "sharded parameters"
     GRADIENTS = "gradients"
+    HOST_COPIES = "host copies"
     PIPELINE = "pipeline sends"
     BUBBLE = "pipeline bubble"
     HOST = "host"
     OPTIMIZER = "optimizer"
     FIXED = "per step"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingTask:
-    """The training task, independent of its layout.
-
-    Attributes:
-        adapter_share: parameters of the LoRA adapters as a share of all parameters.
-        adapters: names of the matrices with an adapter (`ModelShape.layer_matrices`); all of them where empty.
-        flash: attention is fused.
-    """
-
-    model: ModelShape
-    seq: int
-    method: TrainingMethod = TrainingMethod.FULL
-    adapter_share: float = 0.005
-    adapters: tuple[str, ...] = ()
-    flash: bool = True
-
-    @property
-    def adapted(self) -> Sequence[tuple[int, int]]:
-        """Inputs and outputs of each matrix of a layer that has an adapter."""
-        if self.method is TrainingMethod.FULL:
-            return ()
-        return [size for name, size in self.model.layer_matrices.items() if not self.adapters or name in self.adapters]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +121,7 @@ class StepTimeCalculator:
         items[StepItem.PIPELINE] = micro_batches * sends_s
         items[StepItem.BUBBLE] = (stages - 1) / runs * (mean_s + sends_s)
         items[StepItem.GRADIENTS] = self._gradients_s(layout, stage_s)
+        items[StepItem.HOST_COPIES] += self._host_copies_s(layout, stage_s)
         items[StepItem.OPTIMIZER] = self._optimizer_s(layout)
         items[StepItem.FIXED] = physics.step_s
         return StepTime(items=items, total_s=sum(items.values()), stages=(stage_s, max(stage_s, busiest_s)))
@@ -183,6 +162,9 @@ class StepTimeCalculator:
         """Return seconds of one layer and micro-batch by item."""
         forward, backward = layer.forward, layer.backward
         gather_s, reduce_s = self._shard_s(layout)
+        copy_there_s, copy_back_s = self._layer_copies_s(layout)
+        gather_s, reduce_s = gather_s + copy_there_s, reduce_s + copy_back_s
+        copied = (2.0 * copy_there_s + copy_back_s) / (2.0 * gather_s + reduce_s) if copy_there_s else 0.0
         run = forward.total_s
         back = backward.total_s + layer.recompute_s
         shown = _overlapped(run, gather_s, self.physics.interference) - run
@@ -201,14 +183,15 @@ class StepTimeCalculator:
             StepItem.TENSOR: forward.tensor + backward.tensor,
             StepItem.CONTEXT: forward.context + backward.context,
             StepItem.EXPERT: forward.expert + backward.expert,
-            StepItem.SHARD: shown,
+            StepItem.SHARD: shown * (1.0 - copied),
+            StepItem.HOST_COPIES: shown * copied,
             StepItem.HOST: whole - device,
         }
 
     def _host_s(self, layout: Layout, *, mixture: bool) -> float:
         """Return the time to issue one pass through one layer. A mixture issues the products of each of its experts on this rank."""
         seconds = self.stack.host_s + self.physics.adapter_s * len(self.task.adapted)
-        if layout.zero == 3:
+        if gathers_parameters(self.task, layout):
             seconds += self.stack.shard_host_s
         if not mixture or self.task.model.mixture is None:
             return seconds
@@ -281,13 +264,49 @@ class StepTimeCalculator:
         return seconds
 
     def _optimizer_s(self, layout: Layout) -> float:
-        """Return the time to read and write states, read gradients and write parameters, and to clear or cast gradients."""
+        """Return the time to read and write states, read gradients and write parameters, and to clear or cast gradients.
+
+        On the host the CPU updates, while parameters that are done return to the device.
+        """
         held = rank_parameters(self.task.model, layout)
         count = held.total * self._trained()
-        own = held.sharded(layout) * self._trained() if layout.zero else count
+        own = updated_parameters(self.task, layout)
         rates = self._rates_of(layout.precision)
-        seconds = own * (30.0 if layout.zero < 3 else 32.0) + count * (4.0 if layout.zero < 3 else 0.0)
-        return self.physics.optimizer * seconds / rates.bytes
+        update = own * (30.0 if layout.zero < 3 else 32.0)
+        rest_s = self.physics.optimizer * count * (4.0 if layout.zero < 3 else 0.0) / rates.bytes
+        if self.task.offload is not Offload.NONE:
+            update_s = cpu_update_s(own, layout, self.machine)
+            if self.task.offload is Offload.OPTIMIZER:
+                update_s = max(update_s, copy_s(own * self.stack.gather_bytes, layout, self.machine))
+            return update_s + rest_s
+        share = NARROW_UPDATE_SHARE if self.task.optimizer.is_narrow else 1.0
+        return self.physics.optimizer * share * update / rates.bytes + rest_s
+
+    def _host_copies_s(self, layout: Layout, stage_s: float) -> float:
+        """Return the time, once a step, of pages that leave the device and return, or of gradients that go to the host.
+
+        Gradients leave after every micro-batch where the stack keeps none on the device, and from the second on, their sum returns first.
+        The backward passes hide them.
+        """
+        if self.task.optimizer.is_paged:
+            paged_bytes = estimate_memory(self.task, layout, self.machine.gpu, self.stack).paged_bytes
+            return 2.0 * copy_s(paged_bytes, layout, self.machine)
+        if self.task.offload is not Offload.OPTIMIZER:
+            return 0.0
+        once_s = copy_s(updated_parameters(self.task, layout) * reduce_bytes(layout, self.stack), layout, self.machine)
+        if not self.stack.offloads_gradients or layout.zero == 1:
+            return once_s
+        copies = 2 * layout.micro_batches - 1
+        return max(0.0, copies * once_s - HIDING_SHARE * layout.micro_batches * stage_s)
+
+    def _layer_copies_s(self, layout: Layout) -> tuple[float, float]:
+        """Return the time to fetch this rank's shard of a layer from the host, and to send its gradients there."""
+        if self.task.offload is not Offload.PARAMETERS:
+            return 0.0, 0.0
+        held = layer_parameters(self.task.model, layout).sharded(layout)
+        there = PACKED_WEIGHT_BYTES if self.task.method is TrainingMethod.QLORA else self.stack.host_copy_bytes
+        back = reduce_bytes(layout, self.stack) * self._trained()
+        return copy_s(held * there, layout, self.machine), copy_s(held * back, layout, self.machine)
 
     def _trained(self) -> float:
         return 1.0 if self.task.method is TrainingMethod.FULL else self.task.adapter_share
@@ -342,40 +361,3 @@ def _overlapped(compute_s: float, exchange_s: float, interference: float) -> flo
         (compute_s / longest) ** OVERLAP_EXPONENT + (exchange_s / longest) ** OVERLAP_EXPONENT
     ) ** (1.0 / OVERLAP_EXPONENT)
     return both + interference * min(compute_s, exchange_s)
-
-
-@dataclass(frozen=True, slots=True)
-class RankParameters:
-    """Parameters of one rank: those common to all data parallel ranks, and its share of the routed experts."""
-
-    common: float
-    routed: float
-
-    @property
-    def total(self) -> float:
-        """Number of parameters."""
-        return self.common + self.routed
-
-    def sharded(self, layout: Layout) -> float:
-        """Return the parameters per rank after sharding over data parallel ranks. Copies of one expert lie on fewer ranks."""
-        shards = layout.shard * layout.context
-        return self.common / shards + self.routed / max(1.0, shards / layout.expert)
-
-
-def layer_parameters(model: ModelShape, layout: Layout) -> RankParameters:
-    """Return the parameters of the mean layer, before sharding over data parallel ranks."""
-    dense, mixed = model.dense_layers, model.layers - model.dense_layers
-    count = model.layers * model.attention_parameters + dense * model.dense_mlp_parameters
-    routed = 0.0
-    if model.mixture is not None:
-        mixture = model.mixture
-        count += mixed * (model.hidden * mixture.experts + model.mlp_matrices * model.hidden * mixture.shared_ffn)
-        routed = mixed * model.expert_parameters / layout.expert
-    return RankParameters(count / layout.tensor / model.layers, routed / layout.tensor / model.layers)
-
-
-def rank_parameters(model: ModelShape, layout: Layout) -> RankParameters:
-    """Return the parameters of the largest stage, before sharding over data parallel ranks: its layers and one end of the model."""
-    ends = model.vocab * model.hidden * (1 if model.tied or layout.pipeline > 1 else 2)
-    layer, layers = layer_parameters(model, layout), -(-model.layers // layout.pipeline)
-    return RankParameters(layer.common * layers + ends / layout.tensor, layer.routed * layers)

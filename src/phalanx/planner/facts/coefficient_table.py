@@ -20,6 +20,8 @@ WIDER_STACK: Final = "megatron-core"
 """The default for features that `phalanx.torch` does not support: expert parallelism and fp8."""
 ADAPTER_STACK: Final = "transformers"
 """The default for LoRA and QLoRA, which `phalanx.torch` does not build."""
+OFFLOAD_STACK: Final = "deepspeed"
+"""The default for full training with states on the host."""
 _COLUMNS: Final = TableColumns(required=("scope", "name", "value", "meaning"), optional=("prior", "spread"))
 _ANY: Final = "*"
 
@@ -112,12 +114,17 @@ def find_stack(text: str) -> Stack:
     return stacks()[name]
 
 
-def default_stack(model: ModelShape, precision: str, notes: list[str], *, adapters: bool = False) -> Stack:
+def default_stack(
+    model: ModelShape, precision: str, notes: list[str], *, adapters: bool = False, offload: bool = False
+) -> Stack:
     """Return the default stack for a model, trained whole or by adapters; `notes` receives the reason if it is not `phalanx.torch`."""
     own = stacks()[DEFAULT_STACK]
     if adapters and model.mixture is None and precision in stacks()[ADAPTER_STACK].precisions:
         notes.append(f"phalanx.torch builds no adapters; planned for the stack {ADAPTER_STACK} (with peft) instead")
         return stacks()[ADAPTER_STACK]
+    if offload and precision in stacks()[OFFLOAD_STACK].precisions:
+        notes.append(f"phalanx.torch keeps nothing on the host; planned for the stack {OFFLOAD_STACK} instead")
+        return stacks()[OFFLOAD_STACK]
     lacks = [
         *(["expert parallelism"] if model.mixture is not None and not own.experts else []),
         *([precision] if precision not in own.precisions else []),

@@ -43,6 +43,8 @@ from phalanx.planner.facts.table import TableColumns, read_rows
 from phalanx.planner.facts.table_files import shipped_text, user_tables
 
 _ASSUMED: Final = TableColumns(required=("name", "value", "unit"))
+_HOSTS: Final = TableColumns(required=("gpu", "memory_gb_per_s"))
+_ANY_GPU: Final = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,7 @@ def build_machine(
         cost: Price | None = user_price(price, price_date)
     else:
         cost = _listed_price(entry, server, known, price_kind, link if nodes > 1 else None, notes)
+    host_bytes_per_s, host_fact = host_bandwidth(entry.gpu.name)
     return Machine(
         gpu=gpu_in_node(entry, per_node),
         nodes=nodes,
@@ -127,6 +130,8 @@ def build_machine(
         storage_fact=storage_fact,
         price=cost,
         measured=measured,
+        host_bytes_per_s=host_bytes_per_s,
+        host_fact=host_fact,
     )
 
 
@@ -228,6 +233,17 @@ def default_figure(name: str) -> tuple[float, FactSource]:
     """
     rows = read_rows(shipped_text("assumed.csv"), "assumed.csv", _ASSUMED)
     return {row.text("name"): (row.number("value"), row.fact()) for row in rows}[name]
+
+
+@cache
+def host_bandwidth(gpu: str) -> tuple[float, FactSource]:
+    """Return the bytes per second of the host's memory in the usual server of this GPU (`hosts.csv`)."""
+    rows = read_rows(shipped_text("hosts.csv"), "hosts.csv", _HOSTS)
+    known = {
+        row.text("gpu").removesuffix(_ANY_GPU): (row.number("memory_gb_per_s", least=1.0) * GB, row.fact())
+        for row in rows
+    }
+    return known[max((name for name in known if gpu.startswith(name)), key=len)]
 
 
 def _listed_price(

@@ -12,11 +12,13 @@ from typing import Final
 
 from phalanx.core.work.layouts.layout import Layout, Recompute
 from phalanx.planner.cost.collectives import RankNetwork
+from phalanx.planner.cost.optimizers import Offload
 from phalanx.planner.search.request import LayoutRequest
 
 MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32)  # sequences; larger micro-batches do not use a device better
 CONTEXTS: Final = (1, 2, 4, 8, 16, 32)
 CONTEXT_TOKENS_MIN: Final = 2048  # per rank; below, exchanging keys and values costs more than it saves
+Z3: Final = 3  # the ZeRO degree that shards parameters
 RUNS_MAX: Final = 12  # runs of layers per stage; the largest `vpp` of NeMo's GPT-3 and Nemotron recipes
 UNEVEN_MAX: Final = 1.13  # busiest stage over mean stage; a less even split wastes an eighth of the machine
 BATCH_MAX_TOKENS: Final = 1 << 17  # of one micro-batch on one rank; activations of more tokens fit on no device
@@ -34,11 +36,16 @@ class ParallelDegrees:
 
 
 def enumerate_degrees(request: LayoutRequest) -> Iterator[ParallelDegrees]:
-    """Yield the degrees of parallelism whose product is the number of devices."""
+    """Yield the degrees of parallelism whose product is the number of devices.
+
+    Programs that can put parameters on the host (ZeRO, FSDP) are planned with data parallel ranks alone under offload.
+    """
     model, gpus = request.model, request.machine.gpus
     network = RankNetwork(request.machine, request.physics)
     domain = max(network.island if network.link_domain > 1 else request.machine.gpus_per_node, 1)
-    whole = not request.stack.splits or (model.tied and not request.stack.splits_tied)
+    zero_only = request.offload is not Offload.NONE and Offload.PARAMETERS in request.stack.offloads
+    splits = request.stack.splits and not zero_only
+    whole = not splits or (model.tied and not request.stack.splits_tied)
     for tensor in (1,) if whole else (1, 2, 4, 8, 16):
         if tensor > min(domain, gpus) or gpus % tensor or not _divides(request, tensor):
             continue
@@ -47,11 +54,7 @@ def enumerate_degrees(request: LayoutRequest) -> Iterator[ParallelDegrees]:
                 continue
             rest = gpus // tensor // pipeline
             for context in CONTEXTS:
-                if (
-                    rest % context
-                    or (context > 1 and not request.stack.splits)
-                    or not _splits_sequence(request, context, tensor)
-                ):
+                if rest % context or (context > 1 and not splits) or not _splits_sequence(request, context, tensor):
                     continue
                 data = rest // context
                 if request.global_batch % data:
@@ -64,6 +67,9 @@ def enumerate_shardings(request: LayoutRequest, split: ParallelDegrees) -> Itera
     """Yield (ZeRO degree, shard, replicate), from the least communication to the least memory."""
     ranks = split.data * split.context
     zeros = [zero for zero in request.stack.zeros if zero == 0 or ranks > 1]
+    if request.offload is not Offload.NONE and ranks > 1:
+        least = Z3 if request.offload is Offload.PARAMETERS else 1
+        zeros = [zero for zero in zeros if zero >= least]
     for zero in zeros:
         if zero == 0:
             yield 0, 1, split.data

@@ -12,15 +12,14 @@ from phalanx.core.recovery.interval import daly_interval_s, expected_wall_s, gan
 from phalanx.core.work.layouts.layout import Layout
 from phalanx.core.work.layouts.layout_split import SplitLimits, check_split
 from phalanx.planner.cost.collectives import RankNetwork
+from phalanx.planner.cost.host_memory import COPY_SHARE, ranks_of_node
 from phalanx.planner.cost.machine import Gpu
 from phalanx.planner.cost.memory import estimate_memory, exceeds_memory
-from phalanx.planner.cost.step_time import (
-    StepTime,
-    StepTimeCalculator,
-    TrainingMethod,
-    TrainingTask,
-)
+from phalanx.planner.cost.optimizers import Offload, OptimizerKind
+from phalanx.planner.cost.step_time import StepTime, StepTimeCalculator
+from phalanx.planner.cost.training_task import TrainingMethod, TrainingTask
 from phalanx.planner.cost.uncertainty import interval_s
+from phalanx.planner.search.candidates import Z3
 from phalanx.planner.search.request import CheckpointEstimate, EvaluatedLayout, LayoutRequest
 
 RESTART_S: Final = 180.0
@@ -28,8 +27,6 @@ RESTART_S: Final = 180.0
 Source: our drills take seconds, imports and compilation of a large model minutes; A. Kokolis et al., HPCA 2025, give 2 to 8 minutes."""
 STATE_BYTES: Final = 12.0
 """Per trained parameter in a checkpoint: 32-bit weight and two moments of Adam, as DCP writes the states of FSDP2."""
-HOST_SHARE: Final = 0.5
-"""Share of the PCIe bandwidth that copies to pinned host memory reach. Source: our estimate, 2026-11."""
 HOUR_S: Final = 3600.0
 FAILURES_MAX: Final = 50.0
 """Failures between two checkpoints; beyond, the useful share (e^-50) is 0 and Daly's formula overflows."""
@@ -38,7 +35,12 @@ FAILURES_MAX: Final = 50.0
 def training_task(request: LayoutRequest) -> TrainingTask:
     """Return the training task of a request."""
     return TrainingTask(
-        model=request.model, seq=request.seq, method=request.method, adapter_share=request.adapter_share
+        model=request.model,
+        seq=request.seq,
+        method=request.method,
+        adapter_share=request.adapter_share,
+        optimizer=request.optimizer,
+        offload=request.offload,
     )
 
 
@@ -83,6 +85,7 @@ def evaluate_layout(
         train_s=train,
         gpu_hours=hours,
         cost_usd=cost,
+        host_bytes=held.host_bytes * ranks_of_node(layout, request.machine),
         fits=not exceeds_memory(held),
         why=why,
     )
@@ -110,7 +113,7 @@ def checkpoint_cost(request: LayoutRequest, layout: Layout) -> CheckpointEstimat
     if machine.measured is not None and machine.measured.storage_bytes_per_s:
         storage = machine.measured.storage_bytes_per_s
     write_s = bytes_ / (nodes * storage)
-    stall_s = bytes_ / layout.ranks / (machine.gpu.pcie_bytes_per_s * HOST_SHARE)
+    stall_s = bytes_ / layout.ranks / (machine.gpu.pcie_bytes_per_s * COPY_SHARE)
     mtbf_s = gang_mtbf_s(devices=layout.ranks)
     interval_s = max(daly_interval_s(stall_s=stall_s, mtbf_s=mtbf_s), write_s)
     restart_s = RESTART_S + write_s
@@ -144,6 +147,36 @@ def validate_request(request: LayoutRequest) -> None:
         raise BadRequest(
             f"{request.stack.name} does not train in {request.precision}",
             hint=Hint(HintCode.GIVE_VALUE, key="stack", value="megatron-core"),
+        )
+    _validate_optimizer(request)
+
+
+def _validate_optimizer(request: LayoutRequest) -> None:
+    stack, optimizer, offload = request.stack, request.optimizer, request.offload
+    if stack.optimizers and optimizer.value not in stack.optimizers:
+        raise BadRequest(
+            f"{stack.name} has no optimizer {optimizer.value}",
+            hint=Hint(HintCode.GIVE_VALUE, key="stack", value="fsdp2-eager"),
+        )
+    if offload is Offload.NONE:
+        return
+    if offload.value not in stack.offloads:
+        have = f"it offloads {' and '.join(stack.offloads)}" if stack.offloads else f"{stack.name} offloads nothing"
+        raise BadRequest(
+            f"{stack.name} cannot offload: {offload.value} ({have})",
+            hint=Hint(HintCode.GIVE_VALUE, key="stack", value="deepspeed"),
+        )
+    if optimizer is not OptimizerKind.ADAMW:
+        raise BadRequest(
+            f"optimizer {optimizer.value} runs on the GPU, but offload {offload.value} updates on the CPU",
+            hint="give one of the two",
+        )
+    layout = request.layout
+    least = Z3 if offload is Offload.PARAMETERS else 1
+    if layout is not None and layout.data > 1 and layout.zero < least:
+        raise BadRequest(
+            f"offload {offload.value} needs zero={least} or more over {layout.data} data-parallel ranks; the layout has zero={layout.zero}",
+            hint=f"write fsdp={layout.data} instead of dp",
         )
 
 

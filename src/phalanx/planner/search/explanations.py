@@ -5,7 +5,8 @@ from __future__ import annotations
 from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.core.work.layouts.layout import Layout
 from phalanx.planner.cost.memory import packed_model_bytes
-from phalanx.planner.cost.step_time import StepItem, TrainingMethod
+from phalanx.planner.cost.step_time import StepItem
+from phalanx.planner.cost.training_task import TrainingMethod
 from phalanx.planner.search.request import EvaluatedLayout, LayoutRequest
 
 GB = 1e9

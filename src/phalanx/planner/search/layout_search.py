@@ -9,7 +9,8 @@ from typing import Final
 from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.core.work.layouts.layout import Layout, Recompute
 from phalanx.planner.cost.memory import MemoryEstimate, estimate_memory
-from phalanx.planner.cost.step_time import StepTimeCalculator, TrainingMethod
+from phalanx.planner.cost.step_time import StepTimeCalculator
+from phalanx.planner.cost.training_task import TrainingMethod
 from phalanx.planner.search.candidates import (
     ParallelDegrees,
     build_layout,
@@ -134,7 +135,7 @@ def _candidates(request: LayoutRequest, split: ParallelDegrees) -> Iterator[tupl
     for size in enumerate_micro_batches(request, split):
         any_fits = False
         for again in enumerate_recomputations(request):
-            fitting = hybrid = False
+            fitting = hybrid = paged = False
             for zero, shard, replicate in enumerate_shardings(request, split):
                 if hybrid and zero == 3 and replicate > 1:
                     continue  # the narrowest that fits; wider ones gather over more of the network
@@ -145,11 +146,12 @@ def _candidates(request: LayoutRequest, split: ParallelDegrees) -> Iterator[tupl
                 held = estimate_memory(task, layout, request.machine.gpu, request.stack)
                 if _has_room(held):
                     fitting = any_fits = True
+                    paged = paged or held.paged_bytes > 0.0
                     hybrid = zero == 3
                     yield layout, held
                 elif again is Recompute.FULL and size == 1:
                     yield layout, held
-            if fitting:
+            if fitting and not paged:  # recomputation may cost less than pages that move
                 break
         if not any_fits:
             return  # larger micro-batches need more

@@ -9,7 +9,9 @@ from phalanx.planner.cost.coefficients import Physics, Stack
 from phalanx.planner.cost.machine import Machine
 from phalanx.planner.cost.memory import MemoryEstimate
 from phalanx.planner.cost.model_shape import ModelShape
-from phalanx.planner.cost.step_time import StepTime, TrainingMethod
+from phalanx.planner.cost.optimizers import Offload, OptimizerKind
+from phalanx.planner.cost.step_time import StepTime
+from phalanx.planner.cost.training_task import TrainingMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,7 @@ class LayoutRequest:
         tokens: tokens to train on; None if unknown.
         layout: evaluate only this layout.
         adapter_share: parameters of the LoRA adapters as a share of all parameters.
+        optimizer, offload: as in `TrainingTask`.
     """
 
     model: ModelShape
@@ -35,6 +38,8 @@ class LayoutRequest:
     precision: str = "bf16"
     layout: Layout | None = None
     adapter_share: float = 0.005
+    optimizer: OptimizerKind = OptimizerKind.ADAMW
+    offload: Offload = Offload.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,7 @@ class EvaluatedLayout:
         step: expected time by item; `low_s` and `high_s` are the 80 % interval of the whole step.
         mfu: model FLOP/s over the dense 16-bit peak of the devices, without recomputation.
         train_s, gpu_hours, cost_usd: for all tokens, as (low, expected, high), without failures; None without tokens or price.
+        host_bytes: in the memory of one host, for all its ranks.
         fits: it is expected to fit into device memory (`core.performance.memory.refused`).
         why: reason to choose it, or why it is worse than the best.
     """
@@ -71,6 +77,7 @@ class EvaluatedLayout:
     train_s: tuple[float, float, float] | None = None
     gpu_hours: tuple[float, float, float] | None = None
     cost_usd: tuple[float, float, float] | None = None
+    host_bytes: float = 0.0
     fits: bool = True
     why: str = ""
 

@@ -28,6 +28,8 @@ class PlanBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     global_batch: Word | None = None
     tokens: Word | None = None
     method: Word = "full"
+    optimizer: Word = "adamw"
+    offload: Word = "none"
     precision: Word | None = None
     stack: Word | None = None
     instance: Word | None = None
