@@ -1,5 +1,6 @@
 """The supervisor, copied out of an image with Phalanx, and started by the Python of another one."""
 
+import ast
 import compileall
 import json
 import os
@@ -13,7 +14,7 @@ import typing_extensions
 
 import phalanx
 from phalanx.app import supervisor_start
-from phalanx.app.supervisor_files import AT_START, copy_supervisor
+from phalanx.app.supervisor_files import AT_START, OF_HEADS, copy_supervisor
 from phalanx.wire.seat import SEAT_IMAGE_UNFIT
 
 
@@ -63,6 +64,53 @@ def test_a_copied_supervisor_compiles_nothing_that_was_compiled_where_it_comes_f
     for name in ("typing_extensions", "phalanx/core/errors"):
         assert f"# {site}/{os.path.dirname(name)}/__pycache__/".replace("//", "/") in said, said[-2000:]
         assert f"code object from {site}/{name}.py" not in said, "it was compiled again"
+
+
+def test_a_supervisor_and_the_programs_that_it_starts_find_their_modules_among_the_copied_ones(copied):
+    [package] = copied.glob("lib/*/site-packages/phalanx")
+    assert not {name.name for name in package.iterdir()} & OF_HEADS
+    origin, seen = Path(phalanx.__file__).parent.parent, set()
+    waiting = ["phalanx.app.seat_supervisor", "phalanx.app.resident_supervisor", "phalanx.app.supervisor_files"]
+    while waiting:
+        name = waiting.pop()
+        path = origin.joinpath(*name.split("."))
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if name in seen or not name.startswith("phalanx.") or not path.exists():
+            continue
+        seen.add(name)
+        assert (package.parent / path.relative_to(origin)).exists(), f"{name} is missing"
+        waiting += modules_named_in(path)
+    assert len(seen) > 300
+    assert "phalanx.node.mpi.agent_main" in seen, "a program that a supervisor starts by its name"
+
+
+def modules_named_in(path):
+    """What a file imports at any time, and what it names as a word, as the module of a program that it starts."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import():
+                yield from (one.name for one in node.names)
+            case ast.ImportFrom(module=str(module)):
+                yield from (module, *(f"{module}.{one.name}" for one in node.names))
+            case ast.Constant(value=str(word)) if word.startswith("phalanx."):
+                yield word
+
+
+def test_a_supervisor_starts_without_the_modules_that_few_jobs_need():
+    """Each module costs a pod's start half a millisecond and more."""
+    at_start = "import sys, phalanx.app.seat_supervisor; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", at_start], capture_output=True, text=True, check=True).stdout.split()
+    few = {
+        "tarfile",
+        "tomllib",
+        "obstore",
+        "phalanx.core.fleet.node_pool",
+        "phalanx.core.work.layouts.layout",
+        "phalanx.node.files.workdir_upload",
+        "phalanx.node.slurm_compat.batch_rank",
+    }
+    assert "phalanx.node.shell.supervisor_loop" in loaded
+    assert not few.intersection(loaded)
 
 
 def test_another_python_or_another_libc_is_named_in_one_line(copied):

@@ -29,6 +29,10 @@ from phalanx.app import supervisor_start
 
 NEEDED: Final = ("phalanx", "msgspec")
 AT_START: Final = ("app", "core", "node", "wire")  # the parts of Phalanx that a supervisor imports when it starts
+OF_HEADS: Final = frozenset(
+    ("api", "controller", "engines", "gateway", "providers", "simulator", "store", "submitit", "sweep")
+)
+"""The parts that no supervisor imports, and none of the programs that it starts: four files in ten."""
 FOR_JOINING: Final = ("click",)  # of `phalanx join`, beside those of a supervisor
 USEFUL: Final = ("_phalanx_proctable", "cloudpickle", "obstore", "pynvml", "typing_extensions")
 START_FILE: Final = "start.py"
@@ -37,6 +41,8 @@ _USAGE: Final = 64
 
 def copy_supervisor(folder: Path, more: Sequence[str] = (), *, compiled: bool = True) -> None:
     """Copy the packages, and `more` of them, and the program that starts them. A second call replaces them.
+
+    With `more`, all of Phalanx is copied, else what a supervisor may need.
 
     `compiled`: with the bytecode that is here of what a supervisor imports when it starts, so that not each pod compiles it again.
 
@@ -49,7 +55,7 @@ def copy_supervisor(folder: Path, more: Sequence[str] = (), *, compiled: bool = 
     for name in (*NEEDED, *more, *USEFUL):
         found = importlib.util.find_spec(name)
         if found is not None and found.origin is not None:
-            _copy(Path(found.origin), site, compiled=compiled)
+            _copy(Path(found.origin), site, compiled=compiled, heads=bool(more))
         elif name in (*NEEDED, *more):
             raise ModuleNotFoundError(f"the package {name} is not installed here")
     facts = {"python": list(sys.version_info[:2]), "suffix": importlib.machinery.EXTENSION_SUFFIXES[0]}
@@ -95,11 +101,11 @@ def main() -> int:
     return 0
 
 
-def _copy(origin: Path, site: Path, *, compiled: bool) -> None:
+def _copy(origin: Path, site: Path, *, compiled: bool, heads: bool) -> None:
     """Copy a package or a module. The times of files stay, as Python compares those of source and bytecode."""
     if origin.name == "__init__.py" or origin.stem == "__init__":
         package = origin.parent
-        useless = partial(_useless_bytecode, package) if compiled else shutil.ignore_patterns("__pycache__")
+        useless = partial(_useless, package, compiled=compiled, heads=heads)
         shutil.copytree(package, site / package.name, dirs_exist_ok=True, ignore=useless)
         return
     shutil.copy2(origin, site / origin.name)
@@ -110,13 +116,14 @@ def _copy(origin: Path, site: Path, *, compiled: bool) -> None:
             shutil.copy2(bytecode, site / bytecode.parent.name / bytecode.name)
 
 
-def _useless_bytecode(package: Path, folder: str, names: Sequence[str]) -> set[str]:
-    """Return what to leave out of a folder of a package: bytecode of other Pythons, and of what no supervisor imports when it starts."""
-    parts = Path(folder).relative_to(package).parts
+def _useless(package: Path, folder: str, names: Sequence[str], *, compiled: bool, heads: bool) -> set[str]:
+    """Return what to leave out of a folder of a package: parts of heads, bytecode of other Pythons, and of what no supervisor imports when it starts."""
+    parts, ours = Path(folder).relative_to(package).parts, package.name == NEEDED[0]
     if parts and parts[-1] == "__pycache__":
         return {name for name in names if not name.endswith(f".{sys.implementation.cache_tag}.pyc")}
-    imported = package.name != NEEDED[0] or not parts or parts[0] in AT_START
-    return set() if imported else {"__pycache__"}
+    imported = not ours or not parts or parts[0] in AT_START
+    left = set() if compiled and imported else {"__pycache__"}
+    return left | OF_HEADS.intersection(names) if ours and not parts and not heads else left
 
 
 if __name__ == "__main__":

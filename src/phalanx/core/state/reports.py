@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.fleet.node import HeldDataset, Node
-from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine
 from phalanx.core.fleet.power_limits import PowerLimits
 from phalanx.core.ids import (
     Epoch,
@@ -29,9 +29,12 @@ from phalanx.core.work.pace import StepPace
 from phalanx.core.work.seats import Seat
 from phalanx.core.work.services.service_load import ServiceLoad
 from phalanx.core.work.usage.attempt_use import AttemptUse
-from phalanx.core.work.usage.monthly_budget import BudgetWarning, MonthlyBudget
-from phalanx.core.work.usage.usage_hour import UsageHour, UsageMark
 from phalanx.core.work.usage.waste_terms import WasteKind
+
+if TYPE_CHECKING:  # supervisors report nothing of these, and their modules would be a twentieth of a supervisor's start
+    from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine
+    from phalanx.core.work.usage.monthly_budget import BudgetWarning, MonthlyBudget
+    from phalanx.core.work.usage.usage_hour import UsageHour, UsageMark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -99,6 +98,8 @@ def parse_hooks(text: str) -> tuple[OperatorHook, ...]:
     Raises:
         HooksInvalid: with the place and what is expected.
     """
+    import tomllib  # most nodes have no hooks
+
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -19,7 +19,6 @@ from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.job_file.data_sources import DataMode
 from phalanx.core.work.share import DeviceShare, ShareKind
 from phalanx.node.data.held_datasets import HeldDatasets
-from phalanx.node.files import workdir_upload
 from phalanx.node.files.job_accounts import (
     SINGLE_ACCOUNT,
     JobAccountPolicy,
@@ -416,6 +415,8 @@ def _make_folders(member: MemberRuntime, services: NodeServices) -> None:
 def _bring_files(member: MemberRuntime, services: NodeServices) -> None:
     spec = member.prepare.spec
     if spec.upload:
+        from phalanx.node.files import workdir_upload  # with readers of archives, for these jobs alone
+
         try:
             workdir_upload.fetch_and_unpack(
                 services.access,

@@ -25,7 +25,6 @@ from phalanx.node.prepare import container_images, path_probe
 from phalanx.node.prepare.member_preparation import NodeServices
 from phalanx.node.prepare.software_environment import dressed
 from phalanx.node.processes.attempt_processes import TaskNotStarted, TaskSpec
-from phalanx.node.slurm_compat.batch_rank import batch_command
 from phalanx.node.terminal.terminal_rank import on_terminal
 from phalanx.node.transfer.checkpoint_download import download_checkpoint
 from phalanx.node.transfer.stream_upload import StreamName
@@ -66,6 +65,8 @@ def start_member_tasks(
         view = services.node_view(member)
         extra: dict[str, str] = {}
         if member.prepare.spec.slurm:
+            from phalanx.node.slurm_compat.batch_rank import batch_command  # for these jobs alone
+
             containers = container_images.offer_step_containers(
                 member,
                 base=environment.inheritable_environment(services.base_environment(member)),

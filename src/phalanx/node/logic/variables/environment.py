@@ -19,9 +19,7 @@ from phalanx.core.work.gang_topology import gang_topology_to_json
 from phalanx.core.work.job_file.data_sources import data_variable
 from phalanx.core.work.job_file.launchers import slots_on_node
 from phalanx.core.work.job_file.on_end import ENDED_VARIABLES
-from phalanx.core.work.job_file.plan_key import planned_layout
 from phalanx.core.work.job_file.trackers import TrackedJob, tracked_job, tracker_variables
-from phalanx.core.work.layouts.layout import layout_to_json
 from phalanx.core.work.secret import SECRETS_VARIABLE
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.spec import LaunchMode
@@ -335,6 +333,9 @@ def _plan(prepare: PrepareTasks) -> dict[str, str]:
     """Return the layout of the job's model and the topology of its gang, for `phalanx.torch`. Empty for a job without a plan."""
     if not prepare.spec.plan:
         return {}
+    from phalanx.core.work.job_file.plan_key import planned_layout  # these jobs alone
+    from phalanx.core.work.layouts.layout import layout_to_json
+
     layout = planned_layout(prepare.spec.plan)
     variables = {"PHALANX_LAYOUT": prepare.spec.plan if layout is None else json.dumps(layout_to_json(layout))}
     if prepare.surroundings is not None:
