@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from phalanx.node.member.rank_reports import RankReport, parse_report
-from phalanx.node.transfer.spool import Spool
+from phalanx.node.transfer.spool import LAST_BYTES, Spool
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind, encode_report
 from tests.e2e.process_rig import Rig, until
 
@@ -134,15 +134,42 @@ def test_a_rank_that_prints_a_gigabyte_fills_no_disk_and_blocks_nobody(spool, tm
     thread.join()
     until(lambda: spool.closed("loud"), "the end of the pipe")
     end = spool.length("loud")
-    assert 4 * MIB < end < 4 * MIB + 300
+    assert 4 * MIB + LAST_BYTES < end < 4 * MIB + LAST_BYTES + 300
     assert os.stat(tmp_path / "loud").st_size == end
-    assert spool.dropped("loud") == total - 4 * MIB
+    assert spool.dropped("loud") == total - 4 * MIB - LAST_BYTES
     tail = spool.read("loud", 4 * MIB, MIB).decode()
     assert tail == (
         f"\n[phalanx] output over the cap of {4 * MIB} bytes is dropped from here on\n"
-        f"[phalanx] {total - 4 * MIB} bytes of output were dropped in all\n"
+        f"[phalanx] {total - 4 * MIB - LAST_BYTES} bytes of output were dropped in all; its last lines follow\n"
+        + "A" * (LAST_BYTES - 1)
+        + "\n"
     )
     os.close(quiet)
+
+
+def test_what_a_loud_program_said_last_is_read_before_it_ends_and_kept_after(spool, tmp_path):
+    spool.add("loud", str(tmp_path / "loud"))
+    pipe = spool.open_pipe("loud")
+    put(pipe, b"".join(b"step %d\n" % number for number in range(1_000_000)) + b"ValueError: the end\n")
+    assert spool.drain("loud")
+    assert spool.tail("loud", 40) == b"step 999998\nstep 999999\nValueError: the end\n"[-40:]
+    os.close(pipe)
+    until(lambda: spool.closed("loud"), "the end of the pipe")
+    kept = spool.read("loud", 4 * MIB, MIB)
+    assert kept.endswith(b"\nstep 999999\nValueError: the end\n")
+    last = kept.partition(b"its last lines follow\n")[2]
+    assert last.startswith(b"step ")
+    assert LAST_BYTES - 20 < len(last) <= LAST_BYTES
+    assert spool.tail("loud", 20) == b"ValueError: the end\n"
+
+
+def test_the_newest_output_below_the_cap_begins_where_the_caller_says(spool, tmp_path):
+    spool.add("rank-0", str(tmp_path / "rank-0"))
+    spool.write("rank-0", b"an earlier run\n")
+    begin = spool.length("rank-0")
+    spool.write("rank-0", b"this run\n")
+    assert spool.tail("rank-0", 1000, begin) == b"this run\n"
+    assert spool.tail("rank-0", 4, begin) == b"run\n"
 
 
 def test_acknowledged_bytes_are_freed_but_for_a_tail(spool, tmp_path):

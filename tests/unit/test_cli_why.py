@@ -192,3 +192,9 @@ def test_what_makes_no_sense_is_refused_before_anything_is_replayed(typed, words
     code, out, err = typed(*words)
     assert (code, out) == (64, "")
     assert message in err
+
+
+def test_a_page_in_colour_has_its_styles_and_nothing_of_a_program():
+    found = WhyReply(job_id="7", state=JobState.FAILED, now_s=NOW, headline="failed: \x1b[2J")
+    screen = Terminal(width=80, height=24, interactive=True, colour=True, blocks=True)
+    assert why_page(found, screen) == ["\x1b[1mjob 7\x1b[0m failed: \ufffd[2J"]

@@ -155,3 +155,19 @@ def test_a_starting_head_is_told_which_nodes_do_not_run_and_which_it_no_longer_h
         assert [death.node_id for death in found.deaths] == (["n1", "n7"] if sole_head else ["n1"])
         assert found.retired == (["n7", "n8"] if sole_head else [])
     assert engine.running_nodes() == [N0]
+
+
+def test_a_node_that_its_head_stopped_did_not_fail_and_one_that_died_without_a_head_did(machine):
+    before = machine()
+    for node in (N0, N1):
+        before.engine.start(node)
+    before.engine.stop(N0)
+    process, _ = before.started[1]
+    process.kill()
+    process.wait()
+    found = machine().engine.discover([known("n0"), known("n1"), known("n7")], [])
+    assert {death.node_id: death.planned for death in found.deaths} == {N0: True, N1: False, "n7": True}
+    assert [death.why for death in found.deaths[:2]] == [
+        "it was stopped with the head",
+        "it did not run when the head started",
+    ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from phalanx.cli.tables import Cell
 from phalanx.cli.terminal import Terminal
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import WaitReasonCode
+from phalanx.core.work.job import JobState, WaitReasonCode
+
+if TYPE_CHECKING:
+    from phalanx.wire.api.jobs import JobView
 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
@@ -25,6 +28,15 @@ _STATE_STYLE: Final = {
 def state_cell(word: str) -> Cell:
     """Return a state in its colour."""
     return Cell(word, _STATE_STYLE.get(word, ""))
+
+
+def job_state(job: JobView) -> str:
+    """Return the state of a job: why it waits, or that its attempt starts or stops."""
+    if job.state is JobState.PENDING:
+        return job.pending_word
+    if job.state is JobState.RUNNING and job.attempt_state is not None and job.attempt_state != "running":
+        return str(job.attempt_state)
+    return str(job.state)
 
 
 def wait_text(reason: str, detail: str) -> str:

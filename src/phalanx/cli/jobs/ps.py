@@ -203,7 +203,7 @@ def _row(job: JobView, screen: Terminal, now_s: float) -> list[Cell | str]:
     return [
         Cell(_display_id(job), "bold"),
         job.name,
-        cells.state_cell(_state(job)),
+        cells.state_cell(cells.job_state(job)),
         shape or job.gpus,
         ""
         if job.utilization is None or job.state is not JobState.RUNNING
@@ -228,14 +228,6 @@ def _display_id(job: JobView) -> str:
         job.elements if len(job.elements) <= _NUMBERS_MAX else job.elements[:_NUMBERS_MAX].rpartition(",")[0] + ",..."
     )
     return f"{job.array_id}_[{numbers}]{at_once}"
-
-
-def _state(job: JobView) -> str:
-    if job.state is JobState.PENDING:
-        return job.pending_word
-    if job.state is JobState.RUNNING and job.attempt_state is not None and job.attempt_state != "running":
-        return str(job.attempt_state)
-    return str(job.state)
 
 
 def _time(job: JobView, now_s: float) -> str:

@@ -161,7 +161,7 @@ def job_page(
 
 
 def _headline(job: JobView, screen: Terminal) -> str:
-    state = cells.state_cell(job.pending_word if job.state is JobState.PENDING else str(job.state))
+    state = cells.state_cell(cells.job_state(job))
     code = f" with exit code {job.exit_code}" if job.exit_code else ""  # `why` is on a line of its own
     return f"{screen.paint(f'job {job.id}', 'bold')} {strip_control(job.name)}: {screen.paint(state.text, state.style)}{code}"
 

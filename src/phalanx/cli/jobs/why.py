@@ -71,7 +71,7 @@ def _shown(head: Client, job_id: str) -> ListView:
 
 def why_page(found: WhyReply, screen: Terminal) -> list[str]:
     """Return the lines of the explanation."""
-    lines = [strip_control(f"{screen.paint(f'job {found.job_id}', 'bold')} {found.headline}")]
+    lines = [f"{screen.paint(f'job {found.job_id}', 'bold')} {strip_control(found.headline)}"]
     if found.speeds:
         lines.append(strip_control(f"  {', '.join(found.speeds)}"))
     if not found.reason:

@@ -63,6 +63,7 @@ class _Watched:
     started_s: float = 0.0
     revive_at_s: float | None = None
     failed_starts: int = 0
+    died: bool = False  # while no head ran: its record was there, its supervisor was not
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,19 +107,21 @@ class LocalEngine:
         running = set(self.adopt())
         # Each of several heads knows only the nodes of its own machine; leases cover those of the others.
         ours = [node for node in known if node.engine == ENGINE_NAME and (self.sole_head or node.id in self._watched)]
+        gone = [node for node in ours if node.state is NodeState.UP and node.id not in running]
         return Discovery(
-            deaths=[
-                NodeDied(
-                    node_id=node.id,
-                    supervisor_id=node.supervisor_id,
-                    why="it did not run when the head started",
-                    confirmed=True,
-                )
-                for node in ours
-                if node.state is NodeState.UP and node.id not in running
-            ],
+            deaths=[self._death(node, died=self._died(node.id)) for node in gone],
             retired=[node.id for node in ours if node.id not in self._watched],  # none with several heads
         )
+
+    @staticmethod
+    def _death(node: Node, *, died: bool) -> NodeDied:
+        why = "it did not run when the head started" if died else "it was stopped with the head"
+        return NodeDied(node_id=node.id, supervisor_id=node.supervisor_id, why=why, confirmed=True, planned=not died)
+
+    def _died(self, node_id: NodeId) -> bool:
+        """Whether the node died while no head ran: a head that stops its nodes removes their records."""
+        watched = self._watched.get(node_id)
+        return records.read(self.node_folder(node_id)) is not None if watched is None else watched.died
 
     def add(self, node: LocalNode) -> None:
         """Add a node to those of this engine; `adopt` or `start` follows. Idempotent."""
@@ -140,6 +143,7 @@ class LocalEngine:
                 watched.living = living
                 _log.info("adopted the supervisor of %s, pid %d", node.id, living.identity.pid)
             elif living is not None:
+                watched.died = True
                 self._sweep(living)
                 records.remove(self.node_folder(node.id))
             self._watched[node.id] = watched

@@ -84,7 +84,5 @@ def _tail(member: MemberRuntime, rank: int, services: NodeServices) -> bytes:
         stream = services.stream_key(member, rank_task_id(rank))
         if not services.spool.closed(stream):
             services.spool.drain(stream, _DRAIN_S)
-        end = services.spool.length(stream)
-        begin = max(member.stream_starts.get(rank, 0), end - TAIL_BYTES)
-        return services.spool.read(stream, begin, end - begin)
+        return services.spool.tail(stream, TAIL_BYTES, member.stream_starts.get(rank, 0))
     return b""

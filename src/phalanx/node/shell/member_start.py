@@ -156,8 +156,7 @@ def close_member(member: MemberRuntime, tail_of: int | None, services: NodeServi
     if tail_of is None or tail_of not in member.stream_starts:
         return b""
     stream = services.stream_key(member, rank_task_id(tail_of))
-    begin = max(member.stream_starts[tail_of], services.spool.length(stream) - rendezvous.TAIL_BYTES)
-    return services.spool.read(stream, begin, rendezvous.TAIL_BYTES)
+    return services.spool.tail(stream, rendezvous.TAIL_BYTES, member.stream_starts[tail_of])
 
 
 def stream_keys(member: MemberRuntime) -> list[str]:

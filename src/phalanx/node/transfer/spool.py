@@ -1,8 +1,8 @@
 """The spool: output of ranks, on disk until the head has it. One thread reads all pipes; no rank can block another or fill the disk.
 
 A stream is one file, addressed by offset; uploads use `read` and report `acked`. The pipes of later generations append to the same
-stream. At its cap a stream gets one marker line, and further output is only counted. A full disk is handled like the cap until it has room:
-each file reserves some space past its end, so that the line about the gap, and the one with its size, always fit.
+stream. At its cap a stream gets one marker line; further output is counted, and its last `LAST_BYTES` follow at the end of the stream, since
+they say how a program ended. A full disk is handled like the cap until it has room: each file reserves some space past its end, so that the line about the gap, and the one with its size, always fit.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from phalanx.node.member.rank_reports import RankReport, ReportPipeReader
 
 CAP_BYTES: Final = 256 * 1024 * 1024  # per task
 TAIL_BYTES: Final = 1024 * 1024  # acknowledged bytes kept on disk, for inspection on the node
+LAST_BYTES: Final = 64 * 1024  # of the output past the cap, kept in memory until the stream ends
 _CHUNK_BYTES: Final = 1024 * 1024  # read at a time; one rank's turn
 _PIPE_BYTES: Final = 1024 * 1024  # the most an unprivileged process may ask for
 _BLOCK_BYTES: Final = 4096  # holes are punched in whole blocks
@@ -50,6 +51,7 @@ class _Stream:
     missing: int = 0  # bytes dropped on a full disk since the last line with their number
     reserved: int = 0  # disk space is reserved up to here
     freed: int = 0  # everything below was punched out
+    last: bytearray = field(default_factory=bytearray)  # the newest output past the cap, at most twice LAST_BYTES
     pipes: set[int] = field(default_factory=set)
 
 
@@ -153,6 +155,19 @@ class Spool:
         with self._lock:
             state = self._streams[stream]
             return os.pread(state.file, max(0, min(max_bytes, state.end - offset)), offset)
+
+    def tail(self, stream: str, max_bytes: int, begin: int = 0) -> bytes:
+        """The newest output, also past the cap: at most `max_bytes` (up to LAST_BYTES past the cap), and nothing below `begin`.
+
+        Raises:
+            KeyError: unknown stream.
+        """
+        with self._lock:
+            state = self._streams[stream]
+            if state.last:
+                return bytes(state.last[-max_bytes:])
+            begin = max(begin, state.end - max_bytes)
+            return os.pread(state.file, max(0, state.end - begin), begin)
 
     def length(self, stream: str) -> int:
         """The length of the stream in bytes."""
@@ -303,7 +318,11 @@ class Spool:
         state.dropped += lost
         if written < len(kept):
             self._open_gap(state, lost)
-        elif not state.marked:
+            return
+        state.last += data[max(written, len(data) - LAST_BYTES) :]
+        if len(state.last) > 2 * LAST_BYTES:
+            del state.last[:-LAST_BYTES]
+        if not state.marked:
             over = f"output over the cap of {state.cap_bytes} bytes is dropped from here on"
             state.marked = self._write_line(state, f"\n[phalanx] {over}\n")
 
@@ -344,8 +363,8 @@ class Spool:
         return True
 
     def _write_total_dropped(self, state: _Stream) -> None:
-        """Write the number of dropped bytes at the end of a stream."""
-        if not (state.marked or state.missing):
+        """Write the number of dropped bytes at the end of a stream, and the last ones if they were past the cap."""
+        if not (state.marked or state.missing) or self._write_last(state):
             return
         if state.missing:
             text = f"the node's disk was full: {state.dropped} bytes of output were dropped in all"
@@ -353,6 +372,24 @@ class Spool:
         if self._write_line(state, f"[phalanx] {state.dropped} bytes of output were dropped in all\n"):
             state.marked = False
             state.missing = 0
+
+    def _write_last(self, state: _Stream) -> bool:
+        """Write the last lines past the cap with the number of bytes that are missing before them; False if none fit on the disk."""
+        last = bytes(state.last[-LAST_BYTES:])
+        state.last.clear()
+        if len(last) < state.dropped:
+            last = last[last.find(b"\n", 0, len(last) // 2) + 1 :]  # from the begin of a line, unless one is very long
+        size = len(last) + 2 * _RESERVE_BYTES
+        if not last or state.missing or _room(state.file, 1) < size or not _reserve(state, size):
+            return False
+        lost = state.dropped - len(last)
+        if not self._write_line(
+            state, f"[phalanx] {lost} bytes of output were dropped in all; its last lines follow\n"
+        ):
+            return False
+        state.dropped -= self._write(state, last, 1)
+        state.marked = False
+        return True
 
     def _write_line(self, state: _Stream, line: str) -> bool:
         """Append our line past the cap and into the reserve; False if it does not fit on the disk."""
