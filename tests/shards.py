@@ -128,6 +128,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/contract/test_provider_browser.py",
     "tests/e2e/test_clouds_campaign.py",
     "tests/e2e/test_cloud_course.py",
+    "tests/e2e/test_cloud_refusals.py",
     "tests/e2e/test_upgrade.py",
     "tests/contract/test_engine_contract.py::test_a_preempted_training_saves_and_resumes_where_it_was",
     "tests/contract/test_engine_contract.py::test_a_training_whose_node_dies_goes_on_elsewhere_from_its_checkpoint",
@@ -288,7 +289,11 @@ SHARDS: tuple[Shard, ...] = (
     ),
     Shard(
         title="clouds: creates under faults",
-        tests=("tests/e2e/test_clouds_campaign.py", "tests/e2e/test_cloud_course.py"),
+        tests=(
+            "tests/e2e/test_clouds_campaign.py",
+            "tests/e2e/test_cloud_course.py",
+            "tests/e2e/test_cloud_refusals.py",
+        ),
         sources=(
             "providers/aws",
             "providers/azure",

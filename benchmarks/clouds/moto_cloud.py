@@ -48,6 +48,7 @@ class Cloud(CloudFaults):
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.swept_s = 0.0
         self.port = 0
+        self.refused = ""  # error code of every start, for tests
 
     def is_listed(self, machine: str) -> bool:
         """Whether lists show the instance: not at once, and not for ever after its end."""
@@ -187,7 +188,10 @@ class Front:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         words = {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}
         action = words.get("Action", "")
-        self.cloud.count(action)
+        self.cloud.count(f"dry run of {action}" if words.get("DryRun") else action)
+        if self.cloud.refused and action == "RunInstances" and not words.get("DryRun"):
+            start_response("400 Bad Request", [("Content-Type", "text/xml")])
+            return [TRANSIENT % (self.cloud.refused.encode(), b"The account may not start more of these")]
         if words.get("DryRun") or not self.cloud.faults:
             return self._moto(environ, body, start_response)
         return self._faulty(action, words, environ, body, start_response)
@@ -241,6 +245,8 @@ class Front:
                             one.terminate()
         if path == "/cloud/calm":
             cloud.faults = 0.0
+        if path == "/cloud/refuse":
+            cloud.refused = environ.get("QUERY_STRING", "")
         with cloud.lock:
             machines: Any = len(cloud.machines) if path == "/cloud/count" else list(cloud.machines.values())
             body = json.dumps({"machines": machines, "counts": cloud.counts})

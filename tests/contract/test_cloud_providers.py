@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from benchmarks.clouds import azure_dialect, google_dialect
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.node_pool import ListedMachine
 from phalanx.ports.provider import CallUnanswered, OfferRefused, PoolTerms
@@ -203,6 +204,22 @@ def test_credentials_that_the_cloud_does_not_accept_are_one_line(cloud):
         assert "\n" not in str(caught.value)
         assert "credentials" in str(caught.value)
     assert cloud.faults.machines == {}
+
+
+@pytest.mark.parametrize("name", ["google", "azure"])
+def test_an_access_token_that_the_cloud_takes_back_is_renewed_once(name, tmp_path, monkeypatch):
+    with open_rig(name, tmp_path, monkeypatch) as cloud:
+        cloud.provider.start(cloud.order())
+        module = {"google": google_dialect, "azure": azure_dialect}[name]
+        monkeypatch.setattr(module, "ACCESS", "another-access-token")
+        cloud.provider.start(cloud.order(1))
+        assert len(cloud.running()) == 2
+        assert sum(one.path.endswith("/token") for one in cloud.seen) == 2
+        monkeypatch.setattr(module, "ACCESS", "a-third-access-token")
+        cloud.spoil_credentials()
+        with pytest.raises(BadRequest, match="does not accept the credentials"):
+            cloud.provider.start(cloud.order(2))
+        assert len(cloud.running()) == 2
 
 
 def test_credentials_that_are_missing_are_one_line(cloud, monkeypatch):

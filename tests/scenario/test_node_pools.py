@@ -93,6 +93,33 @@ def ordered(jobs, pools, *, nodes=(), members=(), queues=(), reason=WAITS, now_s
     return dict(sum((Counter({one.pool: one.count}) for one in found.wanted), Counter()))
 
 
+def test_a_job_reads_why_its_pool_orders_nothing_while_failed_nodes_cannot_be_stopped():
+    failed = [
+        replace(member(number, PoolNodeState.DOWN), given_up=True, why="no keys", problem="no keys")
+        for number in (0, 1)
+    ]
+    jobs = [gang(2)]
+
+    def text(own, at_s):
+        snapshot = Snapshot(
+            version=1,
+            now_s=at_s,
+            nodes={},
+            usage={},
+            queues={one.id: one for one in [queue("default")]},
+            node_pools={own.id: own},
+            pool_nodes={each.id: each for each in failed},
+            licences={},
+        )
+        return node_demand(snapshot, jobs, lambda _: WAITS, at_s).texts[jobs[0].id]
+
+    full = pool(most=2).after_failure("p-0: no keys", T)
+    assert text(full, T) == "pool p tries again in 30s: 1 node failed to start, the last: p-0: no keys"
+    assert text(full, T + BACKOFF_S) == "pool p orders no other node before p-0 is stopped: no keys"
+    assert failed[0].reasons == "no keys"
+    assert replace(failed[0], problem="no answer").reasons == "no keys; no answer"
+
+
 def needed(jobs, nodes, members, queues):
     snapshot = Snapshot(
         version=1,

@@ -321,7 +321,7 @@ def test_a_pool_is_tried_as_a_dry_run_and_has_an_offer_for_each_zone(monkeypatch
         (
             {"describe_availability_zones": error("AuthFailure", 401, "bad keys")},
             (),
-            "AWS refuses: AuthFailure: bad keys",
+            "AWS does not accept the credentials: AuthFailure: bad keys",
         ),
         (
             {"run_instances": error("UnauthorizedOperation", 403, "none")},

@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 from phalanx.controller.provider_calls import ProviderCalls
+from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
@@ -128,7 +129,8 @@ def test_lists_and_the_ways_in_which_a_start_can_fail_are_told_apart():
     assert (good.pool, [one.machine for one in good.machines], good.why) == (PoolId("p"), ["i-1"], "")
     assert (bad.machines, bad.why) == ((), "no rights")
     outcomes = []
-    for error in (OfferRefused("full"), CallUnanswered("late"), OSError("broken")):
+    wrong = BadRequest("wrong keys", hint="set others")
+    for error in (OfferRefused("full"), CallUnanswered("late"), OSError("broken"), wrong):
         provider.start = provider.stop = Mock(side_effect=error)  # type: ignore[method-assign]
         calls.send([call(ProviderAction.START, "p-0")])
         report = told.get(timeout=WAIT_S)
@@ -140,6 +142,7 @@ def test_lists_and_the_ways_in_which_a_start_can_fail_are_told_apart():
         (ProviderOutcome.REFUSED, "full"),
         (ProviderOutcome.UNANSWERED, "late"),
         (ProviderOutcome.FAILED, "broken"),
+        (ProviderOutcome.FAILED, "wrong keys (set others)"),
         (ProviderOutcome.UNANSWERED, "stop"),
     ]
 

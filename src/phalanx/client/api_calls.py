@@ -56,8 +56,8 @@ class ApiCalls:
     def _post(self, path: str, body: Mapping[str, object] | None, *, idempotent: bool = False) -> bytes:
         return self.transport.json("POST", path, encode_body(body) if body is not None else b"", idempotent=idempotent)
 
-    def _put(self, path: str, body: Mapping[str, object]) -> bytes:
-        return self.transport.json("PUT", path, encode_body(body))
+    def _put(self, path: str, body: Mapping[str, object], *, timeout_s: float | None = None) -> bytes:
+        return self.transport.json("PUT", path, encode_body(body), timeout_s=timeout_s)
 
 
 def decode_record(payload: bytes, kind: type[T]) -> T:

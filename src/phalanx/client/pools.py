@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from phalanx.client.api_calls import ApiCalls, LazyModule, decode_record, id_path_segment
+from phalanx.client.api_calls import ApiCalls, LazyModule, decode_record, encode_body, id_path_segment
 
 if TYPE_CHECKING:
     from phalanx.wire.api import pools as api
 else:
     api = LazyModule("phalanx.wire.api.pools")
+
+
+CLOUD_ANSWER_S: Final = 300.0  # the head waits for some ten calls of a cloud, each for 30 s at most
 
 
 class NodePoolsApi(ApiCalls):
@@ -79,12 +82,13 @@ class NodePoolsApi(ApiCalls):
             "settings": dict(settings or {}),
         }
         path = f"/v1/pools/{id_path_segment('pool', pool_id)}"
-        return decode_record(self._put(path, body), api.PoolReply).pool
+        return decode_record(self._put(path, body, timeout_s=CLOUD_ANSWER_S), api.PoolReply).pool
 
     def check_cloud(self, provider: str, settings: Mapping[str, str]) -> api.CloudChecked:
         """Return what the head's credentials for a provider may do. Nothing is started."""
-        body = {"provider": provider, "settings": dict(settings)}
-        return decode_record(self._post("/v1/clouds/check", body), api.CloudChecked)
+        body = encode_body({"provider": provider, "settings": dict(settings)})
+        reply = self.transport.json("POST", "/v1/clouds/check", body, timeout_s=CLOUD_ANSWER_S)
+        return decode_record(reply, api.CloudChecked)
 
     def remove_pool(self, pool_id: str) -> api.PoolRemoved:
         """Release all nodes of a pool, and then remove it."""

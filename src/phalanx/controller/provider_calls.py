@@ -318,7 +318,9 @@ def _key(call: ProviderCall) -> tuple[str, ProviderAction, str, str]:
 
 
 def _reason(error: OSError | PhalanxError) -> str:
-    """The error in words, without its number."""
-    if isinstance(error, OSError) and error.strerror:
+    """The error in words, without its number, and with what to do next."""
+    if isinstance(error, PhalanxError):
+        return f"{error} ({error.hint})" if error.hint else str(error)
+    if error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error)

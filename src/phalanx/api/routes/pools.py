@@ -236,5 +236,5 @@ def _check_cap(cap: float, price_per_h: float, per: str) -> None:
     if cap < price_per_h:
         raise BadRequest(
             f"a cap of ${cap:g} {per} allows no node: the cheapest costs ${price_per_h:g} an hour",
-            hint=Hint(HintCode.POOL_PRICE),
+            hint=f"raise the cap to {price_per_h:g} or more",
         )

@@ -175,7 +175,7 @@ def ordered_node_views(services: HeadServices, nodes: Iterable[Node]) -> list[Or
             price_per_h=pool.price_per_h,
             requested_s=member.requested_s,
             changed_s=member.changed_s,
-            why="; ".join(filter(None, (member.why, member.problem))),
+            why=member.reasons,
         )
         for member in sorted(members, key=lambda member: member.id)
         if (pool := pools.get(member.pool)) is not None

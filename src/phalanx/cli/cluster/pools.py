@@ -248,7 +248,7 @@ def _page(pool: PoolView, screen: Terminal, now_s: float) -> list[str]:
             cells.age(node.changed_s, now_s),
             node.machine,
             node.offer,
-            "; ".join(filter(None, (node.why, node.problem))),
+            "; ".join(filter(None, (node.why, "" if node.why.endswith(node.problem) else node.problem))),
         ]
         for node in pool.nodes
     ]

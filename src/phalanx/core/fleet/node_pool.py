@@ -337,6 +337,12 @@ class PoolNode:
         return min(CALL_AGAIN_S, 2.0 ** (self.unanswered - 1)) if self.unanswered else CALL_AGAIN_S
 
     @property
+    def reasons(self) -> str:
+        """Why it is in its state, and what the provider's last answer adds to that."""
+        more = "" if self.problem and self.why.endswith(self.problem) else self.problem
+        return "; ".join(filter(None, (self.why, more)))
+
+    @property
     def leaving(self) -> bool:
         """Whether it takes no new job and will be released."""
         return self.state is PoolNodeState.DRAINING or self.given_up

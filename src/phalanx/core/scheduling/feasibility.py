@@ -179,6 +179,7 @@ class FeasibilityChecker:
 
     __slots__ = (
         "_awaited",
+        "_capped",
         "_licences",
         "_mixed_kinds",
         "_node_kinds",
@@ -200,6 +201,8 @@ class FeasibilityChecker:
         pools, members = list(cluster.node_pools.values()), dict(cluster.pool_nodes)
         self._pooled = {node.id: (pool, node) for pool, node in startable_nodes(pools, members, self._nodes)}
         self._mixed_kinds = list(mixed_kinds(pools, members, self._nodes))
+        capped = (pool.id for pool in pools if pool.max_nodes and not (pool.removing or pool.most_nodes))
+        self._capped = sorted(capped)
         self._queues = dict(cluster.queues)
         self._reservations = cluster.reservations
         self._licences = dict(cluster.licences)
@@ -443,7 +446,7 @@ class FeasibilityChecker:
         return None if found is None else found[0].id
 
     def _never_on_fleet(self, request: FeasibilityRequest, chosen: NodeFilter, error: NeverFits) -> Feasibility:
-        """With a note if nodes could hold it that have been DOWN for too long to count on them."""
+        """With notes on nodes that could hold it but have been DOWN for too long to count on them, and on pools whose cap allows no node."""
         detail = error.message
         long_down = sorted(
             node.id for node in self._nodes.values() if not self._returns(node) and chosen.admits(node.id)
@@ -451,6 +454,7 @@ class FeasibilityChecker:
         if long_down and not isinstance(self._shapes(request, chosen, _Scope.KNOWN), NeverFits):
             limit = format_duration(NODE_RETURNS_WITHIN_S)
             detail += f"; it would fit with {_listed(long_down)}, down for more than {limit}"
+        detail += "".join(f"; pool {name} orders no node: its cap allows none" for name in self._capped)
         return _never("nodes", detail, error.hint)
 
     def _shapes(self, request: FeasibilityRequest, chosen: NodeFilter, scope: _Scope) -> tuple[Shape, ...] | NeverFits:

@@ -191,18 +191,21 @@ def _later_trial(
     closed = {pool.id: why for pool in cluster.node_pools.values() if (why := why_closed(pool, cluster, now_s))}
     if not closed:
         return None, closed
-    rooms = {pool.id: room[pool.id] or _places(pool, cluster) for pool in cluster.node_pools.values()}
+    rooms = {pool.id: room[pool.id] or _later_places(pool, cluster) for pool in cluster.node_pools.values()}
     pools = sorted(_by_price(cluster), key=lambda pool: pool.id in closed)
     return _trial(cluster, [slot for pool in pools for slot in _new_slots(pool, rooms[pool.id], now_s)]), closed
 
 
 def why_closed(pool: NodePool, cluster: ClusterSnapshot, now_s: float) -> str:
-    """Why the pool orders no node now, for its last failures or its cap of the month; empty if it does."""
+    """Why the pool orders no node now, for its last failures, nodes that cannot be stopped, or its cap of the month; empty if it does."""
     wait_s = pool.waits_s(now_s)
     if wait_s > 0.0:
         nodes = f"{pool.failures} node{'' if pool.failures == 1 else 's'}"
         return f"pool {pool.id} tries again in {format_duration(wait_s)}: {nodes} failed to start, the last: {pool.failure}"
     members = members_of(pool.id, cluster.pool_nodes)
+    stuck = next((member for member in members if member.leaving and member.problem), None)
+    if stuck is not None and not pool.places(members):
+        return f"pool {pool.id} orders no other node before {stuck.id} is stopped: {stuck.problem}"
     if pool.removing or pool.cap_per_month is None or pool.places_this_month(members, now_s):
         return ""
     if not pool.cap_per_month:
@@ -473,6 +476,11 @@ def _room(pool: NodePool, cluster: ClusterSnapshot, now_s: float) -> int:
 def _places(pool: NodePool, cluster: ClusterSnapshot) -> int:
     """How many more nodes the pool may have, whatever it cost so far."""
     return pool.places(members_of(pool.id, cluster.pool_nodes))
+
+
+def _later_places(pool: NodePool, cluster: ClusterSnapshot) -> int:
+    """The same once the nodes have gone that it releases."""
+    return pool.places(one for one in members_of(pool.id, cluster.pool_nodes) if not one.leaving)
 
 
 def _by_price(cluster: ClusterSnapshot) -> list[NodePool]:

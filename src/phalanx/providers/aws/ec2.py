@@ -33,6 +33,17 @@ NO_CAPACITY: Final = frozenset(
         "Unsupported",
     }
 )
+BAD_KEYS: Final = frozenset(
+    {
+        "AuthFailure",
+        "InvalidClientTokenId",
+        "SignatureDoesNotMatch",
+        "ExpiredToken",
+        "RequestExpired",
+        "UnrecognizedClientException",
+    }
+)
+NO_RIGHT: Final = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"})
 UNKNOWN_OUTCOME: Final = frozenset(
     {
         "RequestLimitExceeded",
@@ -103,7 +114,7 @@ def call(account: AccountTerms, operation: str, **arguments: Any) -> dict[str, A
         OfferRefused: no capacity or quota.
         CallUnanswered: no answer, or one that asks to come again.
         Ec2Error: any other error; nothing was done.
-        BadRequest: as for `open_client`.
+        BadRequest: as for `open_client`, or EC2 does not accept the credentials.
     """
     client = open_client(account)
     from botocore.exceptions import BotoCoreError, ClientError
@@ -125,12 +136,16 @@ class Ec2Error(OSError):
         self.code = code
 
 
-def _of_answer(response: Mapping[str, Any]) -> OSError:
+def _of_answer(response: Mapping[str, Any]) -> OSError | BadRequest:
     code = str(response.get("Error", {}).get("Code", ""))
     message = _one_line(_ENCODED.sub("", str(response.get("Error", {}).get("Message", ""))))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in NO_CAPACITY:
         return OfferRefused(f"{code}: {message}")
+    if code in BAD_KEYS:
+        return BadRequest(
+            f"AWS does not accept the credentials: {code}: {message}", hint="set other keys where the head starts"
+        )
     if code in UNKNOWN_OUTCOME or status >= 500:
         return CallUnanswered(f"{code}: {message}")
     return Ec2Error(code, message)

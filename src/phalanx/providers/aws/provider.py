@@ -45,7 +45,7 @@ from phalanx.providers.aws.pool_terms import (
 )
 from phalanx.providers.aws.rights import check_rights, least_policy
 from phalanx.providers.clouds.offers import SPOT, MachineShape, node_shape, parse_zone_offer
-from phalanx.providers.clouds.rented_nodes import join_of, owner_of, rented_template, require_listening
+from phalanx.providers.clouds.rented_nodes import join_of, owner_of, refusal, rented_template, require_listening
 from phalanx.providers.clouds.shared_list import SharedList
 from phalanx.providers.clouds.start_script import start_script
 
@@ -103,7 +103,7 @@ class AwsProvider:
             )
             self._dry_run(account, self._request(order, wanted))
         except OSError as error:
-            raise BadRequest(f"AWS refuses: {error}", hint="phalanx clouds check aws") from error
+            raise refusal("AWS", NAME, error) from error
         return rented_template(",".join(types), shape, offers)
 
     def open(self, orders: Sequence[NodeOrder]) -> None:
@@ -124,6 +124,8 @@ class AwsProvider:
         try:
             found = self._run(terms.account, order, request)
         except ec2.Ec2Error as error:
+            if error.code in ec2.NO_RIGHT:
+                raise refusal("AWS", NAME, error) from error
             if error.code != "IdempotentParameterMismatch":
                 raise
             # EC2 has an instance for this token, from a call with other words, such as an earlier address of the head.

@@ -6,6 +6,7 @@ Source: learn.microsoft.com/rest/api/compute, .../azure/azure-resource-manager/m
 
 from __future__ import annotations
 
+import http.client
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from phalanx.ports.provider import CallUnanswered, OfferRefused
-from phalanx.providers.azure.credentials import AzureTokens
+from phalanx.providers.azure.credentials import AzureTokens, wrong_credentials
 from phalanx.providers.azure.pool_terms import AzureGroup
 from phalanx.providers.clouds.rest_calls import CloudReply, RestCalls, one_line, retry_after_s
 
@@ -105,12 +106,19 @@ def arm_reply(
     service = _service(os.environ.get(ENDPOINT_VARIABLE) or MANAGEMENT_URL)
     if path.startswith("http") and not path.startswith(service.url + "/"):
         raise CallUnanswered(f"Azure names an address of another service: {path[:100]}")
-    header = tokens(MANAGEMENT_URL, from_instance=group.from_instance).header()
+    token = tokens(MANAGEMENT_URL, from_instance=group.from_instance)
     words = {**({"api-version": version} if version else {}), **(query or {})}
+    header = token.header()
     reply = service.send(method, path, query=words, body=body, headers=header)
+    if reply.status == http.client.UNAUTHORIZED:  # nothing was carried out: sign in again
+        token.drop(header)
+        reply = service.send(method, path, query=words, body=body, headers=token.header())
     if reply.status >= 300:
         error = reply.body.get("error", {})
         error = error if isinstance(error, Mapping) else {"message": str(error)}
+        if reply.status == http.client.UNAUTHORIZED:
+            token.drop(token.header())
+            raise wrong_credentials(f"{error.get('code', '')}: {error.get('message', '')}")
         raise error_of(str(error.get("code") or f"HTTP {reply.status}"), str(error.get("message", "")), reply.status)
     return reply
 

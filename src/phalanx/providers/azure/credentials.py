@@ -50,14 +50,18 @@ class AzureTokens:
                 reply = self._of_machine() if self.from_instance else self._of_environment(os.environ)
                 if reply.status in _WRONG:
                     why = one_line(str(reply.body.get("error_description") or reply.body.get("error") or reply.text))
-                    raise BadRequest(
-                        f"Azure does not accept the credentials: {why}", hint="set others where the head starts"
-                    )
+                    raise wrong_credentials(why)
                 if reply.status >= 300 or not reply.body.get("access_token"):
                     raise CallUnanswered(f"no access token: HTTP {reply.status}")
                 self.token = str(reply.body["access_token"])
                 self.until_s = time.monotonic() + float(reply.body.get("expires_in", 0))
             return {"Authorization": f"Bearer {self.token}"}
+
+    def drop(self, header: Mapping[str, str]) -> None:
+        """Sign in again with the next call: Azure does not accept this header any more."""
+        with self.guard:
+            if header == {"Authorization": f"Bearer {self.token}"}:
+                self.until_s = 0.0
 
     def _of_environment(self, environment: Mapping[str, str]) -> CloudReply:
         tenant, client = environment.get("AZURE_TENANT_ID", ""), environment.get("AZURE_CLIENT_ID", "")
@@ -83,3 +87,10 @@ class AzureTokens:
         service = RestCalls(url=METADATA_URL, metadata=True)
         query = {"api-version": "2018-02-01", "resource": self.audience}
         return service.send("GET", "/metadata/identity/oauth2/token", query=query, headers={"Metadata": "true"})
+
+
+def wrong_credentials(why: str) -> BadRequest:
+    """Return the error of credentials that Azure does not accept."""
+    return BadRequest(
+        f"Azure does not accept the credentials: {one_line(why)}", hint="set others where the head starts"
+    )

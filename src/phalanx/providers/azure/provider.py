@@ -6,6 +6,7 @@ cost money, and the head's sweeper deletes them as it does machines without a re
 
 from __future__ import annotations
 
+import http.client
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -57,7 +58,7 @@ from phalanx.providers.azure.pool_terms import (
 from phalanx.providers.azure.rights import check_rights, least_role, needed_actions
 from phalanx.providers.clouds.closing import stop_everything
 from phalanx.providers.clouds.offers import MachineShape, node_shape
-from phalanx.providers.clouds.rented_nodes import join_of, owner_of, rented_template, require_listening
+from phalanx.providers.clouds.rented_nodes import join_of, owner_of, refusal, rented_template, require_listening
 
 LOG_WAIT_S: Final = 120.0  # for the entry of a deletion in the activity log; without one the end is unknown
 LOG_AGE_S: Final = 86400.0  # entries that are looked at
@@ -106,7 +107,7 @@ class AzureProvider:
             if not missing:
                 self.machines(terms.settings)
         except OSError as error:
-            raise BadRequest(f"Azure refuses: {error}", hint="phalanx clouds check azure") from error
+            raise refusal("Azure", NAME, error) from error
         if missing:
             raise BadRequest(
                 f"the credentials may not {missing[0]} in group {wanted.group.group}",
@@ -142,6 +143,10 @@ class AzureProvider:
             # A machine without capacity stays, as failed, with its disk and interface.
             if self._remove(group, name):  # an earlier call came late and started it: the order has had its machine
                 raise OSError(f"it was started by a late call, and was deleted: {error}") from error
+            raise
+        except arm.AzureError as error:
+            if error.status == http.client.FORBIDDEN:
+                raise refusal("Azure", NAME, error) from error
             raise
         if found is None:
             raise CallUnanswered(f"Azure has made machine {name}, but does not find it")

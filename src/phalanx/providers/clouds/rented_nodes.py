@@ -26,6 +26,11 @@ def require_listening(head: EngineContext) -> None:
         )
 
 
+def refusal(cloud: str, provider: str, error: OSError) -> BadRequest:
+    """Return the error of a call that a cloud refused, with what to do next."""
+    return BadRequest(f"{cloud} refuses: {error}", hint=f"phalanx clouds check {provider}")
+
+
 def join_of(head: EngineContext, order: NodeOrder) -> MachineJoin:
     """Return how the machine of an order joins. A machine that cannot join would be paid for until it is given up.
 

@@ -6,6 +6,7 @@ Source: cloud.google.com/compute/docs/reference/rest/v1 (instances, zoneOperatio
 
 from __future__ import annotations
 
+import http.client
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 from phalanx.ports.provider import CallUnanswered, OfferRefused
 from phalanx.providers.clouds.rest_calls import CloudReply, RestCalls, one_line
-from phalanx.providers.google.credentials import open_credentials
+from phalanx.providers.google.credentials import open_credentials, wrong_credentials
 from phalanx.providers.google.pool_terms import GoogleProject
 
 ENDPOINT_VARIABLE: Final = "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"  # as gcloud has it: .../compute/v1/
@@ -79,18 +80,43 @@ def compute_call(
         GoogleError: any other error; nothing was done.
         BadRequest: there are no credentials, or they are not valid.
     """
-    header = open_credentials(from_instance=project.from_instance).header()
     service = _service(os.environ.get(ENDPOINT_VARIABLE) or COMPUTE_URL)
-    return _answer(service.send(method, f"/projects/{project.project}{path}", query=query, body=body, headers=header))
+    return _answer(_send(project, service, method, f"/projects/{project.project}{path}", query, body))
 
 
 def held_permissions(project: GoogleProject, names: Sequence[str]) -> frozenset[str]:
     """Return which of these permissions the credentials have on the project. Raises as `compute_call` does."""
-    header = open_credentials(from_instance=project.from_instance).header()
     service = _service(os.environ.get(PROJECTS_VARIABLE) or PROJECTS_URL)
     path = f"/v1/projects/{project.project}:testIamPermissions"
-    answer = _answer(service.send("POST", path, body={"permissions": list(names)}, headers=header))
+    answer = _answer(_send(project, service, "POST", path, None, {"permissions": list(names)}))
     return frozenset(answer.get("permissions", ()))
+
+
+def _send(
+    project: GoogleProject,
+    service: RestCalls,
+    method: str,
+    path: str,
+    query: Mapping[str, str | int] | None,
+    body: object,
+) -> CloudReply:
+    """Send a call; if Google does not accept the access token, which carries nothing out, sign in again and send it once more.
+
+    Raises:
+        CallUnanswered: no answer.
+        BadRequest: there are no credentials, or they are not valid.
+    """
+    token = open_credentials(from_instance=project.from_instance)
+    header = token.header()
+    reply = service.send(method, path, query=query, body=body, headers=header)
+    if reply.status == http.client.UNAUTHORIZED:
+        token.drop(header)
+        header = token.header()
+        reply = service.send(method, path, query=query, body=body, headers=header)
+    if reply.status == http.client.UNAUTHORIZED:
+        token.drop(header)
+        raise wrong_credentials(str(reply.body.get("error", {}).get("message", "")) or reply.text)
+    return reply
 
 
 def pages(project: GoogleProject, path: str, query: Mapping[str, str | int]) -> Sequence[Mapping[str, Any]]:

@@ -48,13 +48,23 @@ class GoogleToken:
                 except RefreshError as error:
                     if error.retryable:
                         raise CallUnanswered(one_line(f"no access token: {error}")) from error
-                    raise BadRequest(
-                        one_line(f"Google does not accept the credentials: {error}"),
-                        hint="use another key file where the head starts",
-                    ) from error
+                    raise wrong_credentials(str(error.args[0])) from error
                 except (GoogleAuthError, ValueError) as error:
                     raise BadRequest(one_line(f"the Google credentials cannot be used: {error}")) from error
             return {"Authorization": f"Bearer {self.credentials.token}"}
+
+    def drop(self, header: Mapping[str, str]) -> None:
+        """Sign in again with the next call: Google does not accept this header any more."""
+        with self.guard:
+            if header == {"Authorization": f"Bearer {self.credentials.token}"}:
+                self.credentials.token = None
+
+
+def wrong_credentials(why: str) -> BadRequest:
+    """Return the error of credentials that Google does not accept."""
+    return BadRequest(
+        one_line(f"Google does not accept the credentials: {why}"), hint="use another key file where the head starts"
+    )
 
 
 @lru_cache(maxsize=2)

@@ -6,6 +6,7 @@ that of the label `phalanx-owner`; node, token and offer are in the metadata of 
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ from phalanx.ports.provider import (
 )
 from phalanx.providers.clouds.closing import stop_everything
 from phalanx.providers.clouds.offers import MachineShape, node_shape, parse_zone_offer
-from phalanx.providers.clouds.rented_nodes import join_of, owner_of, rented_template, require_listening
+from phalanx.providers.clouds.rented_nodes import join_of, owner_of, refusal, rented_template, require_listening
 from phalanx.providers.google import compute
 from phalanx.providers.google.instance_request import (
     ORDER_KEY,
@@ -95,7 +96,7 @@ class GoogleProvider:
             names = needed_permissions(list(terms.settings))
             missing = [one.name for one in check_rights(project, names) if not one.allowed]
         except OSError as error:
-            raise BadRequest(f"Google refuses: {error}", hint="phalanx clouds check google") from error
+            raise refusal("Google", NAME, error) from error
         if missing:
             raise BadRequest(
                 f"the credentials have no permission {missing[0]} on project {project.project}",
@@ -129,6 +130,8 @@ class GoogleProvider:
             operation = compute.finish(project, operation)
             machine = str(operation.get("targetId", ""))
         except compute.GoogleError as error:
+            if error.status == http.client.FORBIDDEN:
+                raise refusal("Google", NAME, error) from error
             if error.status != 409 and error.code not in {"RESOURCE_ALREADY_EXISTS", "alreadyExists"}:
                 raise
             # An earlier call with other words, such as another address of the head, has made it.
