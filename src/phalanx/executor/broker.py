@@ -3,6 +3,7 @@
 It takes tasks from the Executor, hands them to its workers, which it forks, and keeps their results. The Executor connects by an exec session
 and the socket `executor.sock` in the attempt's own folder: no port is open. It may leave and come back: work goes on, and results stay in the
 journal. A task whose worker dies runs once more. One thread; standard library only, and it loads no pickle.
+Its start is most of the time to a first result, so that it builds no dataclass: each is compiled anew by every process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.executor.frames import (
@@ -57,30 +57,34 @@ _END_S: Final = 2.0  # for the client to read the last results
 _WEIGHT: Final = 0.2  # of the last task in the mean duration
 
 
-@dataclass(slots=True, eq=False)
 class _Peer:
     """One end of a connection. `out`: bytes that the other end has not taken yet."""
 
-    connection: socket.socket
-    reader: FrameReader = field(default_factory=FrameReader)
-    out: bytearray = field(default_factory=bytearray)
+    __slots__ = ("connection", "out", "reader")
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self.reader, self.out = connection, FrameReader(), bytearray()
 
 
-@dataclass(slots=True, eq=False)
 class _WorkerProcess(_Peer):
     """A worker. `task`: that it runs."""
 
-    number: int = 0
-    pid: int = 0
-    task: int | None = None
+    __slots__ = ("number", "pid", "task")
+
+    def __init__(self, connection: socket.socket, number: int, pid: int) -> None:
+        super().__init__(connection)
+        self.number, self.pid = number, pid
+        self.task: int | None = None
 
 
-@dataclass(slots=True, eq=False)
 class _Client(_Peer):
     """The Executor. `sent`: how many results it got."""
 
-    welcomed: bool = False
-    sent: int = 0
+    __slots__ = ("sent", "welcomed")
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
+        self.welcomed, self.sent = False, 0
 
 
 class Broker:
@@ -300,7 +304,7 @@ class Broker:
                 os._exit(code)
         theirs.close()
         ours.setblocking(False)
-        worker = _WorkerProcess(ours, number=number, pid=pid)
+        worker = _WorkerProcess(ours, number, pid)
         self._chooser.register(ours, selectors.EVENT_READ, worker)
         return worker
 

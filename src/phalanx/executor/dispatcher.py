@@ -1,6 +1,6 @@
 """Spreads the tasks of an Executor over its nodes, evens out, and completes futures. Called by several threads, under one lock.
 
-Futures are completed outside the lock, because their callbacks may submit tasks.
+Futures are completed outside the lock, because their callbacks may submit tasks. No dataclass: a program that imports this waits for a first result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import InvalidStateError
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -39,30 +38,27 @@ _AHEAD_MAX: Final = 200  # tasks for each worker
 _WEIGHT: Final = 0.1  # of the last task in the mean duration
 
 
-@dataclass(slots=True, eq=False)
 class Task:
     """One task. `arguments` is None for one that an earlier program submitted. `index`: of its last sending to its node."""
 
-    future: TaskFuture
-    digest: bytes = b""
-    arguments: bytes | None = None
-    node: _Node | None = None
-    index: int = -1
+    __slots__ = ("arguments", "digest", "future", "index", "node")
+
+    def __init__(self, future: TaskFuture, digest: bytes = b"", arguments: bytes | None = None) -> None:
+        self.future, self.digest, self.arguments = future, digest, arguments
+        self.node: _Node | None = None
+        self.index = -1
 
 
-@dataclass(slots=True, eq=False)
 class _Fetch:
     """A large result on its way. `asked`: offset up to which it was asked for."""
 
-    total: int
-    pieces: list[bytes] = field(default_factory=list)
-    asked: int = 0
-    received: int = 0
-    worker: int = 0
-    seconds: float = 0.0
+    __slots__ = ("asked", "pieces", "received", "total")
+
+    def __init__(self, total: int) -> None:
+        self.total, self.asked, self.received = total, 0, 0
+        self.pieces: list[bytes] = []
 
 
-@dataclass(slots=True, eq=False)
 class _Node:
     """A node of the job, while it is connected and while it is not.
 
@@ -78,19 +74,15 @@ class _Node:
         taking: it was asked to give tasks back.
     """
 
-    rank: int
-    link: BrokerLink | None = None
-    name: str = ""
-    run: str = ""
-    workers: int = 1
-    tasks: dict[int, Task] = field(default_factory=dict)
-    sent: int = 0
-    received: int = 0
-    results_before: int = 0
-    functions: set[bytes] = field(default_factory=set)
-    fetches: dict[int, _Fetch] = field(default_factory=dict)
-    doubtful: set[int] = field(default_factory=set)
-    taking: bool = False
+    def __init__(self, rank: int, name: str) -> None:
+        self.rank, self.name, self.run, self.workers = rank, name, "", 1
+        self.link: BrokerLink | None = None
+        self.tasks: dict[int, Task] = {}
+        self.sent = self.received = self.results_before = 0
+        self.functions: set[bytes] = set()
+        self.fetches: dict[int, _Fetch] = {}
+        self.doubtful: set[int] = set()
+        self.taking = False
 
     @property
     def load(self) -> float:
@@ -119,6 +111,11 @@ class Dispatcher:
     def open_count(self) -> int:
         """How many futures are not done."""
         return len(self._expected)
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes the job's attempt has."""
+        return len(self._nodes)
 
     @property
     def complete(self) -> bool:
@@ -187,7 +184,7 @@ class Dispatcher:
             gone = self._nodes[len(names) :]
             del self._nodes[len(names) :]
             for rank in range(len(self._nodes), len(names)):
-                self._nodes.append(_Node(rank))
+                self._nodes.append(_Node(rank, names[rank]))
             for node, name in zip(self._nodes, names, strict=True):
                 node.link, node.name = None, name
             for node in gone:
@@ -283,7 +280,8 @@ class Dispatcher:
         held = set(numbers)
         for number in numbers:
             if number not in self._tasks and self._attached:
-                task = self._tasks[number] = Task(self._earlier(number), node=node)
+                task = self._tasks[number] = Task(self._earlier(number))
+                task.node = node
                 node.tasks[number] = task
                 self._expected[number] = task.future
         node.doubtful = {number for number, task in node.tasks.items() if task.arguments is None} - held

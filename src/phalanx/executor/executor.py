@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 import shlex
 import sys
 import threading
@@ -21,10 +20,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor as BaseExecutor
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from phalanx.client import Client
 from phalanx.client.api_calls import path_segment
@@ -91,7 +89,7 @@ class Executor(BaseExecutor):
         self._client = client or Client()
         self._lock = threading.Condition(threading.RLock())
         self._job_id: str = attached_to
-        self._name = secrets.token_hex(8)
+        self._name = os.urandom(8).hex()
         self._dispatcher = Dispatcher(self._lock, partial(self._break, None), attached=bool(attached_to))
         self._dispatcher.on_idle = self._wake
         self._initializer = (initializer, initargs) if initializer is not None else None
@@ -118,7 +116,7 @@ class Executor(BaseExecutor):
         if "phalanx.executor.broker" not in words:
             raise BadRequest(f"job {job_id} is no Executor's", hint="attach takes the job of an Executor")
         found = cls(python=python or words[0], client=client, _attached_to=job_id)
-        found._numbers_from = secrets.randbits(22) << 40  # apart from those of the programs before
+        found._numbers_from = int.from_bytes(os.urandom(3), "big") >> 2 << 40  # apart from those of the programs before
         found._start()
         found.wait_connected()
         return found
@@ -152,12 +150,12 @@ class Executor(BaseExecutor):
             self._count += 1
             future = TaskFuture(number, self._dispatcher.cancelled)
             self._dispatcher.expect(future)
+        self._start()  # the job is submitted while the first function is pickled, for which cloudpickle is imported
         needed = [one for one in chain(args, kwargs.values()) if isinstance(one, Future)]
         if needed:
             _Inputs(needed, partial(self._send_with_results, future, fn, args, kwargs))
         else:
             self._send(future, fn, args, kwargs)
-        self._start()
         return future
 
     def map(
@@ -272,6 +270,8 @@ class Executor(BaseExecutor):
             if time.monotonic() > tell_at:
                 tell_at = float("inf")
                 self._tell_waiting()
+            if 0 < self._dispatcher.node_count <= len(self._links):
+                pause_s = _POLL_MAX_S  # all are being connected: the last broker's answer wakes this
             self._wait(pause_s)
             pause_s = min(pause_s * 1.5, _POLL_MAX_S)
         self._end()
@@ -370,8 +370,7 @@ class Executor(BaseExecutor):
             self._client.cancel(self._job_id)
 
 
-@dataclass(frozen=True, slots=True)
-class _JobState:
+class _JobState(NamedTuple):
     """What the Executor needs of its job. The whole record takes 0.2 s to load."""
 
     id: str
@@ -385,9 +384,15 @@ class _JobState:
 
 def _look(client: Client, job_id: str) -> _JobState:
     job = json.loads(client.transport.json("GET", f"/v1/jobs/{path_segment(job_id)}"))["job"]
-    given = {one.name: job.get(one.name) for one in fields(_JobState)}
-    given |= {"nodes": job.get("nodes", []), "epoch": job.get("epoch", 0), "detail": job.get("detail", "")}
-    return _JobState(**given)
+    return _JobState(
+        id=job.get("id"),
+        state=job.get("state"),
+        attempt_state=job.get("attempt_state"),
+        epoch=job.get("epoch", 0),
+        nodes=job.get("nodes", []),
+        detail=job.get("detail", ""),
+        command=job.get("command"),
+    )
 
 
 def _import_early() -> None:

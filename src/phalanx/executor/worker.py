@@ -11,7 +11,6 @@ import pickle
 import socket
 import sys
 import time
-import traceback
 from collections import OrderedDict
 from typing import Any, Final
 
@@ -129,6 +128,8 @@ def result_path(journal: str, task: int) -> str:
 
 
 def _pickled_error(error: BaseException) -> bytes:
+    import traceback
+
     text = "".join(traceback.format_exception(error)[1:] or [str(error)])
     error.__traceback__ = None
     try:
