@@ -21,15 +21,18 @@ from phalanx.planner.search.request import (
     LayoutRequest,
 )
 from phalanx.planner.search.simple_layout import simple_layout
+from phalanx.planner.serving.rollout import RolloutRequest
 from phalanx.plans.amounts import format_seconds
 from phalanx.plans.formulas import ExplainedLayout, explain_layout
 from phalanx.plans.machine import PlannedFleet
+from phalanx.plans.method import WrittenAnswers, method_word
 from phalanx.plans.records import (
     CheckpointCost,
     Estimate,
     LayoutFigures,
     PlanAnswer,
     ShownEffect,
+    ShownRollout,
 )
 from phalanx.plans.request import PlanInputs, format_price, parse_plan_inputs
 
@@ -60,13 +63,23 @@ def compute_plan(
         layout=question.layout,
         optimizer=question.optimizer,
         offload=question.offload,
+        objective=question.objective,
+        rollout=None if question.answers is None else _rollout(question.answers),
     )
     answer = plan_layouts(asked, top=options["top"])
     best = answer.layouts[0] if answer.layouts else None
     simple = None if question.layout is not None else simple_layout(asked, best)
-    shown = (*answer.layouts, *answer.rejected)
-    effects = option_effects(asked, shown[0]) if shown else ()
+    effects = option_effects(asked, best) if best is not None else ()
     return build_answer(question, asked, answer, simple, effects)
+
+
+def _rollout(answers: WrittenAnswers) -> RolloutRequest:
+    from phalanx.planner.facts.serving_facts import DEFAULT_ENGINE, find_serving_speed
+
+    speed = find_serving_speed(DEFAULT_ENGINE)
+    return RolloutRequest(
+        prompt=answers.prompt, answer=answers.answer, longest=answers.longest, group=answers.group, speed=speed
+    )
 
 
 def build_answer(
@@ -96,7 +109,11 @@ def build_answer(
         seq=question.seq,
         global_batch=question.global_batch,
         tokens=question.tokens,
-        method=question.method.value,
+        method=question.method_word,
+        step_tokens=asked.mean_seq * question.global_batch * training_task(asked).sequences,
+        rollout=None
+        if question.answers is None
+        else ShownRollout(prompt=question.answers.prompt, answer=question.answers.answer, group=question.answers.group),
         stack=question.stack.name,
         price=format_price(machine.price),
         fits=answer.fits,
@@ -143,6 +160,7 @@ def _case(asked: LayoutRequest, figures: LayoutFigures) -> ExplainedLayout:
         global_batch=asked.global_batch,
         tokens=asked.tokens,
         figures=figures,
+        mean_seq=asked.mean_seq,
     )
 
 
@@ -192,7 +210,7 @@ def _smaller(one: FittingChange, question: PlanInputs) -> str:
     if one.gpus != gpus:
         what = f"{one.gpus} of the same GPUs, {_more_gpus(one, question)}"
     elif one.method is not question.method:
-        what = f"--method {one.method.value} on {here}"
+        what = f"--method {method_word(question.objective, one.method)} on {here}"
     else:
         what = f"another layout on {here}"
     return f"{what}: {layout_text(one.layout)}"
@@ -219,12 +237,12 @@ def _next(question: PlanInputs, answer: LayoutAnswer) -> str:
     if question.layout is not None and one.gpus == question.machine.gpus and one.method is question.method:
         return f"phalanx plan {question.arguments}{_method(question)}"
     if one.method is not question.method:
-        return f"phalanx plan {question.arguments} --method {one.method.value}"
+        return f"phalanx plan {question.arguments} --method {method_word(question.objective, one.method)}"
     return f"phalanx plan {question.model_argument} {_more_gpus(one, question)}{_method(question)}"
 
 
 def _method(question: PlanInputs) -> str:
-    return "" if question.method is TrainingMethod.FULL else f" --method {question.method.value}"
+    return "" if question.method_word == TrainingMethod.FULL else f" --method {question.method_word}"
 
 
 def _divisible(question: PlanInputs) -> int:

@@ -16,6 +16,7 @@ from phalanx.planner.cost.layer_time import best_flops, sustained_flops
 from phalanx.planner.cost.machine import FactSource, Machine
 from phalanx.planner.cost.memory import ALLOCATOR_OVERHEAD, micro_batches_in_flight, stored_activation_bytes
 from phalanx.planner.cost.model_shape import ModelShape
+from phalanx.planner.cost.optimizers import optimizer_state_bytes
 from phalanx.planner.cost.step_time import StepItem, gather_bytes
 from phalanx.planner.cost.training_task import TrainingMethod, TrainingTask, layer_parameters, rank_parameters
 from phalanx.planner.search.evaluation import peak_flops
@@ -27,6 +28,7 @@ from phalanx.plans.amounts import (
     format_span,
     format_tokens,
 )
+from phalanx.plans.option_formulas import explain_options
 from phalanx.plans.records import Formula, LayoutFigures
 
 _KAPLAN: Final = 'J. Kaplan et al., "Scaling Laws for Neural Language Models", 2020, table 1'
@@ -54,15 +56,17 @@ class ExplainedLayout:
     global_batch: int
     tokens: float | None
     figures: LayoutFigures
+    mean_seq: int
 
 
 def explain_layout(case: ExplainedLayout) -> tuple[Formula, ...]:
     """Return every formula behind this plan, in the order of the printed plan."""
-    return (*_model(case), *_memory(case), *_step(case), *_training(case), *_checkpoint(case))
+    options = explain_options(case.task, case.stack, case.machine, case.figures)
+    return (*_model(case), *_memory(case), *_step(case), *options, *_training(case), *_checkpoint(case))
 
 
 def _model(case: ExplainedLayout) -> Iterator[Formula]:
-    model, seq, frozen = case.task.model, case.task.seq, case.task.method is not TrainingMethod.FULL
+    model, seq, frozen = case.task.model, case.mean_seq, case.task.method is not TrainingMethod.FULL
     numbers = (
         f"L {model.layers}, d {model.hidden}, h {model.heads} x k {model.head_dim}, g {model.kv_heads}, f {model.ffn}, "
         f"V {model.vocab}: N = {model.parameters:,}"
@@ -94,7 +98,7 @@ def _memory(case: ExplainedLayout) -> Iterator[Formula]:
         symbols="n (w + g + o) bytes, n = parameters of one rank; ZeRO 1, 2, 3 shards o, g, w over the data parallel ranks",
         numbers=(
             f"n {here.total / 1e9:.4g}B over tp {layout.tensor} and pp {layout.pipeline}, w {stack.parameter_bytes:g} "
-            f"g {stack.gradient_bytes:g} o {stack.state_bytes:g} ({stack.name}), zero {layout.zero} over {layout.shard} ranks{trained}: "
+            f"g {stack.gradient_bytes:g} o {optimizer_state_bytes(stack, task.optimizer):.4g} ({stack.name}), zero {layout.zero} over {layout.shard} ranks{trained}: "
             f"{_sum(items, 'parameters', 'gradients', 'optimizer states', 'gathered parameters')}"
         ),
         source=_ZERO,
@@ -175,12 +179,12 @@ def _step(case: ExplainedLayout) -> Iterator[Formula]:
 def _training(case: ExplainedLayout) -> Iterator[Formula]:
     figures, machine, task = case.figures, case.machine, case.task
     peak = peak_flops(machine.gpu)
-    batch = case.global_batch * task.seq
+    batch = case.global_batch * case.mean_seq * task.sequences
     yield Formula(
         name="MFU",
         symbols="C x tokens per second / (GPUs x dense peak of 16-bit products, for every precision)",
         numbers=(
-            f"{task.model.flops_per_token(task.seq, frozen=task.method is not TrainingMethod.FULL) / 1e9:,.4g} GFLOP x {format_rounded(figures.tokens_per_s)} / "
+            f"{task.model.flops_per_token(case.mean_seq, frozen=task.method is not TrainingMethod.FULL) / 1e9:,.4g} GFLOP x {format_rounded(figures.tokens_per_s)} / "
             f"({machine.gpus} x {peak / 1e12:.4g} TFLOP/s) = {figures.mfu:.1%}"
         ),
         source=_PALM,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.plans.amounts import (
@@ -14,6 +15,8 @@ from phalanx.plans.amounts import (
     format_usd,
 )
 from phalanx.plans.records import Estimate, PlanAnswer, ShownEffect
+
+_SAME_BYTES: Final = 1e6  # less is not shown
 
 
 def headline(answer: PlanAnswer) -> str:
@@ -45,6 +48,8 @@ def effect_text(one: ShownEffect) -> str:
     """Return what an option saves and costs, in one line."""
     saved, added = one.saved_bytes, one.added_s
     memory = f"{'saves' if saved >= 0 else 'takes'} {format_decimal_bytes(abs(saved))} a GPU"
+    if abs(saved) < _SAME_BYTES:
+        memory = "takes no memory"
     time = f"{'costs' if added >= 0 else 'saves'} {format_seconds(abs(added))} a step"
     figures = f"{format_decimal_bytes(one.without.used_bytes)}, {format_seconds(one.without.step_s.mid)}"
     fits = "" if one.without_fits else ", does not fit"

@@ -86,6 +86,15 @@ class Formula:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShownRollout:
+    """What the model writes for one step: `group` answers of `answer` tokens (mean) for each prompt of `prompt` tokens."""
+
+    prompt: int
+    answer: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShownEffect:
     """What an option of the request does to the best layout: the same layout without it.
 
@@ -111,6 +120,7 @@ class PlanAnswer:
         price: price of a GPU-hour with its date, as text; "" if unknown.
         layouts: layouts that fit, best first; `losers` are worse or do not fit, with the reason.
         simple: `fsdp=N` over all GPUs, to compare with the best; None if it does not exist, or one layout was given. `simple_fits`: it has room.
+        step_tokens: trained in one step.
         effects: of the options that are not at their defaults, on the first layout.
         alternatives: alternatives that fit, if nothing fits.
         single_layout: only the given layout was evaluated.
@@ -137,6 +147,8 @@ class PlanAnswer:
     simple: LayoutFigures | None = None
     simple_fits: bool = False
     effects: tuple[ShownEffect, ...] = ()
+    step_tokens: int = 0
+    rollout: ShownRollout | None = None
     optimizer: str = "adamw"
     offload: str = "none"
     alternatives: tuple[str, ...] = ()
@@ -174,6 +186,10 @@ def as_json(answer: PlanAnswer) -> dict[str, Any]:
             "global_batch": answer.global_batch,
             "tokens": answer.tokens,
             "method": answer.method,
+            "step_tokens": answer.step_tokens,
+            "rollout": None
+            if answer.rollout is None
+            else {"prompt": answer.rollout.prompt, "answer": answer.rollout.answer, "group": answer.rollout.group},
             "optimizer": answer.optimizer,
             "offload": answer.offload,
             "stack": answer.stack,

@@ -13,13 +13,18 @@ from phalanx.planner.cost.coefficients import Stack
 from phalanx.planner.cost.machine import Machine, Price
 from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.planner.cost.optimizers import Offload, OptimizerKind
-from phalanx.planner.cost.training_task import TrainingMethod
+from phalanx.planner.cost.training_task import Objective, TrainingMethod
 from phalanx.plans.amounts import format_tokens, parse_count, parse_tokens
 from phalanx.plans.machine import PlannedFleet, machine_from_head, machine_from_options
+from phalanx.plans.method import WrittenAnswers, method_word, parse_answers, parse_method
 
 SEQ_DEFAULT: Final = 4096  # positions: as Llama 2, H. Touvron et al., 2023
 BATCH_DEFAULT_TOKENS: Final = 4_194_304  # per step in full training: as Llama 1 and 2
 ADAPTER_BATCH_DEFAULT: Final = 64  # sequences per step for adapters: published recipes use 16 to 128
+SAMPLES_DEFAULT: Final = {
+    Objective.DPO: (128, "pairs of answers per step"),  # recipes use 32 to 256
+    Objective.GRPO: (512, "answers per step"),  # 64 prompts with the usual eight answers
+}
 # without fp8, which does not preserve the loss of every training and is used on request only
 _PRECISION_ORDER: Final = ("bf16", "fp16", "fp32")
 
@@ -42,6 +47,13 @@ class PlanInputs:
     notes: tuple[str, ...] = ()
     optimizer: OptimizerKind = OptimizerKind.ADAMW
     offload: Offload = Offload.NONE
+    objective: Objective = Objective.CROSS_ENTROPY
+    answers: WrittenAnswers | None = None
+
+    @property
+    def method_word(self) -> str:
+        """The value of `--method`."""
+        return method_word(self.objective, self.method)
 
     @property
     def summary(self) -> str:
@@ -53,14 +65,19 @@ class PlanInputs:
         method = {TrainingMethod.FULL: "full training", TrainingMethod.LORA: "LoRA", TrainingMethod.QLORA: "QLoRA"}[
             self.method
         ]
+        if self.objective is not Objective.CROSS_ENTROPY:
+            method = f"{self.objective.value.upper()} ({method})"
         method += "" if self.optimizer is OptimizerKind.ADAMW else f" with {self.optimizer.value}"
         method += {
             Offload.NONE: "",
             Offload.OPTIMIZER: " with its optimizer on the host",
             Offload.PARAMETERS: " with parameters and optimizer on the host",
         }[self.offload]
+        written = ""
+        if self.answers is not None:
+            written = f" (prompts of {self.answers.prompt}, {self.answers.group} answers of {self.answers.answer} each)"
         on = "" if self.tokens is None else f" on {format_tokens(self.tokens)} tokens"
-        return f"{describe_model(self.model)}, {method}{on}: {whole}, sequence {self.seq}, global batch {self.global_batch}, {self.precision}"
+        return f"{describe_model(self.model)}, {method}{on}: {whole}, sequence {self.seq}{written}, global batch {self.global_batch}, {self.precision}"
 
 
 def parse_plan_inputs(
@@ -85,10 +102,11 @@ def parse_plan_inputs(
 
     notes: list[str] = []
     tables = read_fact_tables(home, tuple(options["prices"]))
-    method = _method(options["method"])
+    objective, method = parse_method(options["method"])
+    answers = parse_answers(options, objective)
     optimizer, offload = _optimizer(options["optimizer"]), _offload(options["offload"])
     model = parse_model_argument(options["model"], home=home, notes=notes, files=files)
-    seq = _seq(options["seq"], model)
+    seq = _seq(options["seq"] if answers is None else answers.prompt + answers.longest, model)
     if options["fleet"] == "here":
         if fleet is None:
             raise BadRequest("fleet: no fleet is known here", hint="name the GPUs")
@@ -97,11 +115,17 @@ def parse_plan_inputs(
         machine = machine_from_options(options, tables, notes)
     layout = None if options["layout"] is None else parse_layout(options["layout"])
     precision = _precision(options["precision"], layout, options["layout"], machine)
+    batch = _batch(options["global_batch"], seq, objective, method, layout, notes)
+    if answers is not None and batch % answers.group:
+        raise BadRequest(
+            f"global batch {batch} is not divisible by groups of {answers.group} answers",
+            hint=f"use a multiple of {answers.group}",
+        )
     return PlanInputs(
         model=model,
         machine=machine,
         seq=seq,
-        global_batch=_batch(options["global_batch"], seq, method, layout, notes),
+        global_batch=batch,
         tokens=None if options["tokens"] is None else parse_tokens(options["tokens"]),
         method=method,
         precision=precision,
@@ -112,10 +136,13 @@ def parse_plan_inputs(
             precision,
             notes,
             adapters=method is not TrainingMethod.FULL,
+            preferences=objective is not Objective.CROSS_ENTROPY,
             offload=offload is not Offload.NONE,
         ),
         optimizer=optimizer,
         offload=offload,
+        objective=objective,
+        answers=answers,
         layout=layout,
         model_argument=options["model"],
         arguments=" ".join(
@@ -135,13 +162,6 @@ def format_price(price: Price | None) -> str:
         return ""
     region = f", {price.region}" if price.region else ""
     return f"${price.usd_per_gpu_hour:.2f} a GPU-hour ({price.offer}, {price.kind}{region}, {price.fact.date})"
-
-
-def _method(text: object) -> TrainingMethod:
-    word = str(text).strip().lower()
-    if word not in set(TrainingMethod):
-        raise BadRequest(f"method: {text!r} must be one of {', '.join(TrainingMethod)}")
-    return TrainingMethod(word)
 
 
 def _optimizer(text: object) -> OptimizerKind:
@@ -175,12 +195,18 @@ def _seq(text: object, model: ModelShape) -> int:
     return seq
 
 
-def _batch(text: object, seq: int, method: TrainingMethod, layout: Layout | None, notes: list[str]) -> int:
+def _batch(
+    text: object, seq: int, objective: Objective, method: TrainingMethod, layout: Layout | None, notes: list[str]
+) -> int:
     """Return the given sequences per step, else those of the given layout, else the default."""
     if text is not None:
         return parse_count(text, what="global-batch")
     if layout is not None and (layout.micro_batches > 1 or layout.micro_batch > 1):
         return layout.global_batch
+    if objective is not Objective.CROSS_ENTROPY:
+        batch, what = SAMPLES_DEFAULT[objective]
+        notes.append(f"global batch not stated: {batch} {what}")
+        return batch
     batch = ADAPTER_BATCH_DEFAULT if method is not TrainingMethod.FULL else max(1, BATCH_DEFAULT_TOKENS // seq)
     notes.append(f"global batch not stated: {batch} sequences = {format_tokens(batch * seq)} tokens per step")
     return batch

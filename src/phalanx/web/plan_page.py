@@ -24,7 +24,7 @@ from phalanx.web.document import Viewer, document
 from phalanx.web.fields import choice, text_field
 from phalanx.web.html import Child, Html, element, join, table
 
-METHODS: Final = ("full", "lora", "qlora")
+METHODS: Final = ("full", "lora", "qlora", "dpo", "dpo-lora", "dpo-qlora", "grpo", "grpo-lora", "grpo-qlora")
 OPTIMIZERS: Final = ("adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit")
 OFFLOADS: Final = ("none", "optimizer", "parameters")
 _NODES_DRAWN: Final = 8
@@ -130,7 +130,7 @@ def _best(answer: PlanAnswer, best: LayoutFigures) -> list[Child]:
     if best.host_bytes:
         content.append(element("p", f"Memory of each host: {format_decimal_bytes(best.host_bytes)}.", class_="note"))
     if answer.fits:
-        tokens = format_tokens(answer.seq * answer.global_batch)
+        tokens = format_tokens(answer.step_tokens)
         content += [
             element("h2", f"Step: {format_seconds(best.step_s.mid)} for {tokens} tokens"),
             _parts("Step", best.step_items_s, best.step_s.mid, format_seconds),

@@ -65,6 +65,7 @@ def fitting():
         gpu="h100-sxm5-80gb",
         seq=4096,
         global_batch=1024,
+        step_tokens=4096 * 1024,
         tokens=300e9,
         method="full",
         stack="fsdp2-compile",

@@ -15,7 +15,7 @@ from phalanx.cli.plan.serving_options import print_serving_plan, refuse_without_
 from phalanx.cli.terminal import terminal
 from phalanx.core.errors import BadRequest
 
-METHODS: Final = ("full", "lora", "qlora")
+METHODS: Final = ("full", "lora", "qlora", "dpo", "dpo-lora", "dpo-qlora", "grpo", "grpo-lora", "grpo-qlora")
 OFFLOADS: Final = ("none", "optimizer", "parameters")
 TOP_DEFAULT: Final = 5
 
@@ -47,8 +47,9 @@ TOP_DEFAULT: Final = 5
     type=click.Choice(METHODS),
     default="full",
     show_default=True,
-    help="Train all weights, adapters, or adapters on 4-bit weights.",
+    help="Train all weights, adapters, or adapters on 4-bit weights; dpo and grpo the same by preferences and by rewards.",
 )
+@click.option("--group", metavar="N", help="With --method grpo: answers to each prompt. [default: 8]")
 @click.option(
     "--optimizer",
     metavar="NAME",

@@ -120,7 +120,7 @@ def _parts(answer: PlanAnswer, one: LayoutFigures, screen: Terminal) -> list[str
     if answer.fits and one.free_bytes < 0:
         lines += _wrapped(one.why, screen)
     if answer.fits:
-        title = f"step: {format_seconds(one.step_s.mid)} for {format_tokens(answer.seq * answer.global_batch)} tokens"
+        title = f"step: {format_seconds(one.step_s.mid)} for {format_tokens(answer.step_tokens)} tokens"
         lines += ["", screen.paint(title, "bold")]
         lines += _bars(one.step_items_s, one.step_s.mid, format_seconds, screen)
     if one.checkpoint_cost is not None and answer.fits:

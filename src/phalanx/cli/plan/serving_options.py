@@ -10,6 +10,7 @@ import click
 
 from phalanx.cli.terminal import terminal
 
+_ROLLOUT = ("prompt_tokens", "answer_tokens")
 F = TypeVar("F", bound=Callable[..., Any])
 _SERVE_ONLY = {
     "users": "users",
@@ -28,10 +29,16 @@ def serving_options(command: F) -> F:
             click.option("--serve", is_flag=True, help="Plan inference: how many GPUs answer --users in time."),
             click.option("--users", metavar="N", help="With --serve: requests at the same time."),
             click.option(
-                "--in", "prompt_tokens", metavar="N", help="With --serve: mean tokens of a prompt. [default: 1000]"
+                "--in",
+                "prompt_tokens",
+                metavar="N",
+                help="With --serve or --method grpo: mean tokens of a prompt. [default: 1000; with grpo an eighth of --seq]",
             ),
             click.option(
-                "--out", "answer_tokens", metavar="N", help="With --serve: mean tokens of an answer. [default: 300]"
+                "--out",
+                "answer_tokens",
+                metavar="N",
+                help="With --serve or --method grpo: mean tokens of an answer. [default: 300; with grpo half of the longest]",
             ),
             click.option(
                 "--ttft",
@@ -58,8 +65,9 @@ def refuse_without_serve(options: Mapping[str, Any]) -> None:
     """
     from phalanx.core.errors import BadRequest
 
+    writes = str(options["method"]).startswith("grpo")
     for name, flag in _SERVE_ONLY.items():
-        if options[name] is not None:
+        if options[name] is not None and not (writes and name in _ROLLOUT):
             raise BadRequest(f"--{flag} needs --serve", hint="phalanx plan MODEL --serve --users 200")
 
 

@@ -103,6 +103,8 @@ class Stack:
         offloads_gradients: with the optimizer on the host, no whole gradients stay on the device under ZeRO 2 and 3, or on a single device.
         bucket_parameters: parameters whose gradients are then on the device at once.
         host_copy_bytes: fetched per parameter where the parameters are on the host.
+        scoring_passes: forward passes over written answers before the update: by the reference, and by the model itself, whose probabilities
+            several updates need.
         optimizers: supported ones (`OptimizerKind`); all where empty.
         whole_gradients: under ZeRO 2, all micro-batches but the last add to unsharded gradients (FSDP) instead of reducing each time.
         zeros, recomputations, precisions: supported values of each.
@@ -140,6 +142,7 @@ class Stack:
     offloads_gradients: bool = True
     bucket_parameters: float = 0.0
     host_copy_bytes: float = 4.0
+    scoring_passes: int = 2
     optimizers: tuple[str, ...] = ()
     whole_gradients: bool = False
     zeros: tuple[int, ...] = (0, 1, 2, 3)

@@ -10,6 +10,8 @@ p stages, v runs per stage.
     offload      states on the host, with them gradients (all but a bucket) where the stack sends them there, and weights (all but the layers in
                  use)
     paged        states that have no room beside the activations leave the device
+    reference    frozen 16-bit weights, sharded like the trained ones; with adapters there are none, because the frozen model is the reference
+    engine       what sleeps of an inference engine; or all that it needs beside weights and states while answers are written, if that is more
     adapters     frozen weights have neither gradients nor states; with 4-bit weights, embeddings, output and norms stay in 16 bits, and one
                  matrix at a time is unpacked; the input of each adapter is kept
     loss         logits, their 32-bit copy and gradients, on the last stage
@@ -49,6 +51,9 @@ HOST_GRADIENT_BYTES: Final = 4.0
 the optimizer on the host, 18 with the parameters too, and up to half more for pinned buffers."""
 PAGED_FILL: Final = 0.95
 """Share of the usable memory that is in use when paged states have left. Source: the share that layouts of a search leave free, and 1 % more."""
+ENGINE_ASLEEP_BYTES: Final = 1.5e9
+"""Device memory of an inference engine that has freed its weights and cache: context, CUDA graphs and collectives. Source: our estimate;
+docs.vllm.ai features/sleep_mode (2026-11) has "over 90 %" of the memory freed."""
 ERROR: Final = 1.10
 """Factor below and above the expected memory between which four of five runs are. A layout is refused only beyond it. The mean error of full
 training is 6 %, which makes 10 % (benchmarks.planner)."""
@@ -66,6 +71,8 @@ class MemoryItem(enum.StrEnum):
     GATHERED = "gathered parameters"
     ACTIVATIONS = "activations"
     LOSS = "logits and loss"
+    REFERENCE = "reference model"
+    ENGINE = "inference engine"
     OTHER = "context and fragments"
 
 
@@ -102,6 +109,11 @@ class MemoryEstimate:
         return self.usable_bytes - self.total_bytes
 
     @property
+    def resident_bytes(self) -> float:
+        """Bytes that stay on the device between two steps."""
+        return sum(self.items[item] for item in (MemoryItem.PARAMETERS, MemoryItem.STATES, MemoryItem.REFERENCE))
+
+    @property
     def allocator_bytes(self) -> float:
         """Bytes that torch.cuda.max_memory_reserved reports: without the CUDA context."""
         return self.total_bytes - CONTEXT_BYTES
@@ -109,6 +121,11 @@ class MemoryEstimate:
 
 def estimate_memory(task: TrainingTask, layout: Layout, gpu: Gpu, stack: Stack) -> MemoryEstimate:
     """Return the memory of the fullest rank: on the first or the last stage."""
+    return estimate_computed(task, task.computed(layout), gpu, stack)
+
+
+def estimate_computed(task: TrainingTask, layout: Layout, gpu: Gpu, stack: Stack) -> MemoryEstimate:
+    """Do the same for a layout of `TrainingTask.computed`, whose micro-batches are counted in sequences."""
     items = dict.fromkeys(MemoryItem, 0.0)
     host_bytes = _put_parameters(items, task, layout, stack) + _put_states(items, task, layout, stack)
     _put_activations(items, task, layout, stack)
@@ -116,6 +133,10 @@ def estimate_memory(task: TrainingTask, layout: Layout, gpu: Gpu, stack: Stack) 
         # The optimizer runs when the activations are free again; it needs more only if its 32-bit gradients are larger than they.
         stepping = 4.0 * min(stack.step_parameters, _updated(task, layout, sharded=True))
         items[MemoryItem.GRADIENTS] += max(0.0, stepping - items[MemoryItem.ACTIVATIONS] - items[MemoryItem.LOSS])
+    if task.engine_bytes:
+        idle = (MemoryItem.PARAMETERS, MemoryItem.STATES, MemoryItem.REFERENCE)
+        writing = task.engine_bytes + sum(items[item] for item in idle)
+        items[MemoryItem.ENGINE] = max(ENGINE_ASLEEP_BYTES, writing - sum(items.values()))
     usable, paged = usable_bytes(gpu), 0.0
     if task.optimizer.is_paged:
         over = CONTEXT_BYTES + ALLOCATOR_OVERHEAD * sum(items.values()) - PAGED_FILL * usable
@@ -140,6 +161,11 @@ def _put_parameters(items: dict[MemoryItem, float], task: TrainingTask, layout: 
     held = rank_parameters(model, layout)
     here, shared = held.total, held.sharded(layout)
     frozen = task.method is not TrainingMethod.FULL
+    on_host = task.offload is Offload.PARAMETERS
+    reference = 0.0
+    if task.has_reference and not frozen:
+        reference = (shared if gathers_parameters(task, layout) else here) * activation_bytes(layout.precision)
+        items[MemoryItem.REFERENCE] = 0.0 if on_host else reference
     if task.method is TrainingMethod.QLORA:
         base = packed_model_bytes(model, layout) / here
     else:
@@ -152,12 +178,11 @@ def _put_parameters(items: dict[MemoryItem, float], task: TrainingTask, layout: 
     # FSDP stores sharded parameters in the precision of the optimizer; they are the master copy, counted in `state_bytes`.
     stored = shared * (base if frozen else stack.shard_copy_bytes)
     at_once = 2.0 * layer_parameters(model, layout).total  # the running layer and the layer being gathered
-    on_host = task.offload is Offload.PARAMETERS
     if on_host or layout.shard * layout.context > 1:
         at_once = max(at_once, min(stack.live_parameters, here))
     items[MemoryItem.GATHERED] = at_once * activation_bytes(layout.precision)
     items[MemoryItem.PARAMETERS] = 0.0 if on_host else stored
-    return stored if on_host else 0.0
+    return stored + reference if on_host else 0.0
 
 
 def _put_states(items: dict[MemoryItem, float], task: TrainingTask, layout: Layout, stack: Stack) -> float:

@@ -7,6 +7,9 @@ Legend: m micro-batches per step, p pipeline stages, v runs of layers per stage,
     host                                   if the host issues kernels slower than the device runs them, the step takes the time of the host
     gradients and parameters, once a step  reduce-scatter, and gather of the updated parameters; hidden behind the last backward pass,
                                            except `data_exposed` of it and the part longer than that pass
+    scoring                                a forward pass of a frozen model over every sequence, where the loss has one; for answers that the
+                                           model wrote, some stacks ask the model itself too
+    rollout                                the model writes the answers, and gets its new weights before (`planner.serving.rollout`)
     optimizer                              states read and written at memory bandwidth
 Sources: bubble of 1F1B and interleaved 1F1B, D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
 Megatron-LM", 2021, section 2.2; sharded data parallel, Y. Zhao et al., "PyTorch FSDP", 2023, section 3; states, S. Rajbhandari et al.,
@@ -16,7 +19,7 @@ Megatron-LM", 2021, section 2.2; sharded data parallel, Y. Zhao et al., "PyTorch
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from phalanx.core.work.layouts.layout import Axis, Layout, Recompute
@@ -32,9 +35,10 @@ from phalanx.planner.cost.layer_time import (
     layer_time,
 )
 from phalanx.planner.cost.machine import Machine
-from phalanx.planner.cost.memory import estimate_memory
+from phalanx.planner.cost.memory import estimate_computed
 from phalanx.planner.cost.optimizers import NARROW_UPDATE_SHARE, Offload
 from phalanx.planner.cost.training_task import (
+    Objective,
     TrainingMethod,
     TrainingTask,
     gathers_parameters,
@@ -71,6 +75,9 @@ class StepItem(enum.StrEnum):
     BUBBLE = "pipeline bubble"
     HOST = "host"
     OPTIMIZER = "optimizer"
+    REFERENCE = "scoring"
+    ROLLOUT = "rollout"
+    WEIGHTS = "weights to the engine"
     FIXED = "per step"
 
 
@@ -91,7 +98,16 @@ def step_time(task: TrainingTask, layout: Layout, machine: Machine, physics: Phy
 class StepTimeCalculator:
     """Compute step times of many layouts of one task. Caches the cost of a layer for each way to split it."""
 
-    def __init__(self, task: TrainingTask, machine: Machine, physics: Physics, stack: Stack) -> None:
+    def __init__(
+        self,
+        task: TrainingTask,
+        machine: Machine,
+        physics: Physics,
+        stack: Stack,
+        rollout: Callable[[Layout, float], tuple[float, float]] | None = None,
+    ) -> None:
+        """`rollout` returns the seconds of the rollout and of the weights to its engine, for a layout and its resident bytes on a device."""
+        self.rollout = rollout
         self.task, self.machine, self.physics, self.stack = task, machine, physics, stack
         self.network = RankNetwork(machine, physics)
         self._layers: dict[object, tuple[LayerTime, LayerTime]] = {}
@@ -99,6 +115,7 @@ class StepTimeCalculator:
 
     def step_time(self, layout: Layout) -> StepTime:
         """Return the expected step time of one layout."""
+        layout = self.task.computed(layout)
         physics = self.physics
         micro_batches, stages, runs = layout.micro_batches, layout.pipeline, layout.interleave
         items = dict.fromkeys(StepItem, 0.0)
@@ -124,6 +141,12 @@ class StepTimeCalculator:
         items[StepItem.HOST_COPIES] += self._host_copies_s(layout, stage_s)
         items[StepItem.OPTIMIZER] = self._optimizer_s(layout)
         items[StepItem.FIXED] = physics.step_s
+        if self.task.has_reference:
+            passes = self.stack.scoring_passes if self.task.objective is Objective.GRPO else 1
+            items[StepItem.REFERENCE] = passes * self._reference_s(layout, output_s)
+        if self.rollout is not None:
+            held = estimate_computed(self.task, layout, self.machine.gpu, self.stack)
+            items[StepItem.ROLLOUT], items[StepItem.WEIGHTS] = self.rollout(layout, held.resident_bytes)
         return StepTime(items=items, total_s=sum(items.values()), stages=(stage_s, max(stage_s, busiest_s)))
 
     def _layer(self, layout: Layout) -> tuple[LayerTime, LayerTime]:
@@ -187,6 +210,17 @@ class StepTimeCalculator:
             StepItem.HOST_COPIES: shown * copied,
             StepItem.HOST: whole - device,
         }
+
+    def _reference_s(self, layout: Layout, output_s: float) -> float:
+        """Return the time of a forward pass over all micro-batches, in the same pipeline. The output's product is one of three (or two)."""
+        gather_s = self._shard_s(layout)[0] + self._layer_copies_s(layout)[0]
+        layer_s = 0.0
+        for layer, count, mixture in zip(self._layer(layout), self._counts(), (False, True), strict=True):
+            device_s = _overlapped(layer.forward.total_s, gather_s, self.physics.interference)
+            layer_s += count * max(device_s, self._host_s(layout, mixture=mixture))
+        whole_s = layer_s + output_s / (3.0 if self.task.method is TrainingMethod.FULL else 2.0)
+        stages = layout.pipeline
+        return whole_s / stages * (layout.micro_batches + (stages - 1) / layout.interleave)
 
     def _host_s(self, layout: Layout, *, mixture: bool) -> float:
         """Return the time to issue one pass through one layer. A mixture issues the products of each of its experts on this rank."""
@@ -289,7 +323,7 @@ class StepTimeCalculator:
         The backward passes hide them.
         """
         if self.task.optimizer.is_paged:
-            paged_bytes = estimate_memory(self.task, layout, self.machine.gpu, self.stack).paged_bytes
+            paged_bytes = estimate_computed(self.task, layout, self.machine.gpu, self.stack).paged_bytes
             return 2.0 * copy_s(paged_bytes, layout, self.machine)
         if self.task.offload is not Offload.OPTIMIZER:
             return 0.0

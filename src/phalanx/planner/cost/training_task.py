@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.core.work.layouts.layout import Layout
 from phalanx.planner.cost.model_shape import ModelShape
@@ -19,6 +19,19 @@ class TrainingMethod(enum.StrEnum):
     QLORA = "qlora"  # low-rank adapters and frozen 4-bit weights
 
 
+class Objective(enum.StrEnum):
+    """What the loss compares.
+
+    DPO has pairs of a chosen and a rejected answer, and GRPO answers that the model itself writes; both also ask a frozen reference model how
+    likely each answer is. With adapters, the reference is the model without them. Sources: R. Rafailov et al., "Direct Preference
+    Optimization", 2023, section 4; Z. Shao et al., "DeepSeekMath", 2024, section 4.1.
+    """
+
+    CROSS_ENTROPY = "cross-entropy"
+    DPO = "dpo"
+    GRPO = "grpo"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTask:
     """The training task, independent of its layout.
@@ -29,6 +42,8 @@ class TrainingTask:
         flash: attention is fused.
         optimizer: the optimizer of what is trained.
         offload: what lies in the memory of the host.
+        objective: what the loss compares.
+        engine_bytes: least memory that an inference engine on the same devices needs while the model writes answers.
     """
 
     model: ModelShape
@@ -39,6 +54,22 @@ class TrainingTask:
     flash: bool = True
     optimizer: OptimizerKind = OptimizerKind.ADAMW
     offload: Offload = Offload.NONE
+    objective: Objective = Objective.CROSS_ENTROPY
+    engine_bytes: float = 0.0
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of one sample: chosen and rejected answer of a pair."""
+        return 2 if self.objective is Objective.DPO else 1
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a reference model computes each sample too."""
+        return self.objective is not Objective.CROSS_ENTROPY
+
+    def computed(self, layout: Layout) -> Layout:
+        """Return the layout with micro-batches counted in sequences instead of samples."""
+        return layout if self.sequences == 1 else replace(layout, micro_batch=self.sequences * layout.micro_batch)
 
     @property
     def adapted(self) -> Sequence[tuple[int, int]]:

@@ -19,7 +19,7 @@ DEFAULT_STACK: Final = "phalanx"
 WIDER_STACK: Final = "megatron-core"
 """The default for features that `phalanx.torch` does not support: expert parallelism and fp8."""
 ADAPTER_STACK: Final = "transformers"
-"""The default for LoRA and QLoRA, which `phalanx.torch` does not build."""
+"""The default for LoRA and QLoRA, and for DPO and GRPO (trl), which `phalanx.torch` does not build."""
 OFFLOAD_STACK: Final = "deepspeed"
 """The default for full training with states on the host."""
 _COLUMNS: Final = TableColumns(required=("scope", "name", "value", "meaning"), optional=("prior", "spread"))
@@ -115,12 +115,23 @@ def find_stack(text: str) -> Stack:
 
 
 def default_stack(
-    model: ModelShape, precision: str, notes: list[str], *, adapters: bool = False, offload: bool = False
+    model: ModelShape,
+    precision: str,
+    notes: list[str],
+    *,
+    adapters: bool = False,
+    preferences: bool = False,
+    offload: bool = False,
 ) -> Stack:
     """Return the default stack for a model, trained whole or by adapters; `notes` receives the reason if it is not `phalanx.torch`."""
     own = stacks()[DEFAULT_STACK]
     if adapters and model.mixture is None and precision in stacks()[ADAPTER_STACK].precisions:
         notes.append(f"phalanx.torch builds no adapters; planned for the stack {ADAPTER_STACK} (with peft) instead")
+        return stacks()[ADAPTER_STACK]
+    if preferences and model.mixture is None and precision in stacks()[ADAPTER_STACK].precisions:
+        notes.append(
+            f"phalanx.torch writes and compares no answers; planned for the stack {ADAPTER_STACK} (with trl) instead"
+        )
         return stacks()[ADAPTER_STACK]
     if offload and precision in stacks()[OFFLOAD_STACK].precisions:
         notes.append(f"phalanx.torch keeps nothing on the host; planned for the stack {OFFLOAD_STACK} instead")

@@ -21,6 +21,7 @@ from phalanx.planner.cost.training_task import TrainingMethod, TrainingTask
 from phalanx.planner.cost.uncertainty import interval_s
 from phalanx.planner.search.candidates import Z3
 from phalanx.planner.search.request import CheckpointEstimate, EvaluatedLayout, LayoutRequest
+from phalanx.planner.serving.rollout import RolloutRequest, RolloutTimer
 
 RESTART_S: Final = 180.0
 """Time from a failure until the gang computes again, without loading the checkpoint: detection, placement, imports, first step.
@@ -41,12 +42,22 @@ def training_task(request: LayoutRequest) -> TrainingTask:
         adapter_share=request.adapter_share,
         optimizer=request.optimizer,
         offload=request.offload,
+        objective=request.objective,
+        engine_bytes=0.0 if request.written is None else rollout_timer(request, request.written).least_bytes,
     )
 
 
 def step_time_calculator(request: LayoutRequest) -> StepTimeCalculator:
     """Return the calculator of step times for this request; reuse it for many layouts."""
-    return StepTimeCalculator(training_task(request), request.machine, request.physics, request.stack)
+    timer = None if request.written is None else rollout_timer(request, request.written)
+    task = replace(training_task(request), seq=request.mean_seq)
+    return StepTimeCalculator(task, request.machine, request.physics, request.stack, timer)
+
+
+def rollout_timer(request: LayoutRequest, rollout: RolloutRequest) -> RolloutTimer:
+    """Return the timer of the rollouts of this request."""
+    network = RankNetwork(request.machine, request.physics)
+    return RolloutTimer(request.model, request.machine, network, rollout)
 
 
 def evaluate_layout(
@@ -65,10 +76,12 @@ def evaluate_layout(
     )
     slowdown = request.machine.measured.slowdown if request.machine.measured is not None else 1.0
     low_s, middle_s, high_s = low_s * slowdown, step.total_s * slowdown, high_s * slowdown
-    tokens_per_s = layout.global_batch * request.seq / middle_s
+    task = training_task(request)
+    step_tokens = layout.global_batch * request.mean_seq * task.sequences
+    tokens_per_s = step_tokens / middle_s
     train = hours = cost = None
     if request.tokens is not None:
-        steps = math.ceil(request.tokens / (layout.global_batch * request.seq))
+        steps = math.ceil(request.tokens / step_tokens)
         train = (steps * low_s, steps * middle_s, steps * high_s)
         hours = _scaled(train, layout.ranks / HOUR_S)
         if request.machine.price is not None:
@@ -94,7 +107,7 @@ def evaluate_layout(
 def mfu(request: LayoutRequest, tokens_per_s: float, gpus: int) -> float:
     """Return model FLOP/s over the dense 16-bit peak of the devices. Frozen weights need no gradients: a third less."""
     peak = peak_flops(request.machine.gpu)
-    flops_per_token = request.model.flops_per_token(request.seq, frozen=request.method is not TrainingMethod.FULL)
+    flops_per_token = request.model.flops_per_token(request.mean_seq, frozen=request.method is not TrainingMethod.FULL)
     return tokens_per_s * flops_per_token / (gpus * peak)
 
 

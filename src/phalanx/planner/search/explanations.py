@@ -5,6 +5,7 @@ from __future__ import annotations
 from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.core.work.layouts.layout import Layout
 from phalanx.planner.cost.memory import packed_model_bytes
+from phalanx.planner.cost.optimizers import NARROW_MOMENTS_BYTES, Offload, OptimizerKind
 from phalanx.planner.cost.step_time import StepItem
 from phalanx.planner.cost.training_task import TrainingMethod
 from phalanx.planner.search.request import EvaluatedLayout, LayoutRequest
@@ -64,12 +65,14 @@ def explain_misfit(evaluated: EvaluatedLayout, *, request: LayoutRequest | None 
     states = training_state_bytes(request)
     have = request.machine.gpus * request.machine.gpu.memory_bytes
     method = {
-        TrainingMethod.FULL: "full training with Adam",
+        TrainingMethod.FULL: "full training with Adam"
+        if request.optimizer is OptimizerKind.ADAMW
+        else f"full training with {request.optimizer.value}",
         TrainingMethod.LORA: "LoRA",
         TrainingMethod.QLORA: "QLoRA",
     }[request.method]
     devices = f"{request.machine.gpus} x {request.machine.gpu.name}"
-    if states > have:
+    if states > have and request.offload is Offload.NONE and not request.optimizer.is_paged:
         return (
             f"{request.model.name} does not fit: parameters, gradients and states of {method} take {states / GB:,.0f} GB, "
             f"and {devices} have {have / 2**30:,.0f} GiB = {have / GB:,.0f} GB"
@@ -85,12 +88,13 @@ def _gb(count: float) -> str:
 
 
 def training_state_bytes(request: LayoutRequest) -> float:
-    """Return the bytes of parameters, gradients and optimizer states, each stored once: 16 per parameter with Adam in mixed precision.
+    """Return the bytes of parameters, gradients and optimizer states, each stored once: 16 per parameter with Adam in mixed precision, 10 with
+    8-bit moments.
 
     Source: S. Rajbhandari et al., "ZeRO", 2020, section 3.1.
     """
     count = float(request.model.parameters)
     if request.method is TrainingMethod.FULL:
-        return 16.0 * count
+        return (16.0 - (8.0 - NARROW_MOMENTS_BYTES if request.optimizer.is_narrow else 0.0)) * count
     frozen = 2.0 * count if request.method is TrainingMethod.LORA else packed_model_bytes(request.model, Layout())
     return frozen + count * request.adapter_share * 16.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -262,9 +263,9 @@ def _more_nodes(request: LayoutRequest) -> FittingChange | None:
 
 
 def _batch_on(request: LayoutRequest, nodes: int) -> int:
-    """Return the global batch rounded up to a multiple of the number of GPUs."""
-    gpus = nodes * request.machine.gpus_per_node
-    return -(-request.global_batch // gpus) * gpus
+    """Return the global batch rounded up to a multiple of the number of GPUs, and of the answers to a prompt."""
+    grain = math.lcm(nodes * request.machine.gpus_per_node, 1 if request.rollout is None else request.rollout.group)
+    return -(-request.global_batch // grain) * grain
 
 
 def _layout_on(request: LayoutRequest, nodes: int) -> Layout | None:

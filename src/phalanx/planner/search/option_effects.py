@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from phalanx.core.work.layouts.layout import Layout
 from phalanx.planner.cost.optimizers import Offload, OptimizerKind
-from phalanx.planner.search.evaluation import evaluate_layout
+from phalanx.planner.cost.training_task import Objective
+from phalanx.planner.search.evaluation import evaluate_layout, training_task
 from phalanx.planner.search.request import EvaluatedLayout, LayoutRequest
 
 
@@ -19,14 +21,24 @@ class OptionEffect:
 
 
 def option_effects(request: LayoutRequest, chosen: EvaluatedLayout) -> tuple[OptionEffect, ...]:
-    """Return the effect of each option that is not at its default, for the chosen layout."""
+    """Return the effect of each option that is not at its default, for the chosen layout.
+
+    Without its objective, a training computes as many sequences: a pair of DPO has two.
+    """
     return tuple(
-        OptionEffect(option=option, without=evaluate_layout(plain, chosen.layout))
+        OptionEffect(option=option, without=evaluate_layout(plain, _same_sequences(request, plain, chosen.layout)))
         for option, plain in _without(request)
     )
 
 
+def _same_sequences(request: LayoutRequest, plain: LayoutRequest, layout: Layout) -> Layout:
+    return layout if plain.objective is request.objective else training_task(request).computed(layout)
+
+
 def _without(request: LayoutRequest) -> Iterator[tuple[str, LayoutRequest]]:
+    if request.objective is not Objective.CROSS_ENTROPY:
+        plain = replace(request, objective=Objective.CROSS_ENTROPY)
+        yield f"method {request.objective.value}", plain
     if request.optimizer is not OptimizerKind.ADAMW:
         yield f"optimizer {request.optimizer.value}", replace(request, optimizer=OptimizerKind.ADAMW)
     if request.offload is not Offload.NONE:

@@ -11,7 +11,8 @@ from phalanx.planner.cost.memory import MemoryEstimate
 from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.planner.cost.optimizers import Offload, OptimizerKind
 from phalanx.planner.cost.step_time import StepTime
-from phalanx.planner.cost.training_task import TrainingMethod
+from phalanx.planner.cost.training_task import Objective, TrainingMethod
+from phalanx.planner.serving.rollout import RolloutRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,8 @@ class LayoutRequest:
         tokens: tokens to train on; None if unknown.
         layout: evaluate only this layout.
         adapter_share: parameters of the LoRA adapters as a share of all parameters.
-        optimizer, offload: as in `TrainingTask`.
+        optimizer, offload, objective: as in `TrainingTask`. With a rollout, `seq` is the most of one answer with its prompt.
+        rollout: answers of a step of GRPO, or for another objective the lengths of those that exist; None if every sequence has `seq` positions.
     """
 
     model: ModelShape
@@ -40,6 +42,18 @@ class LayoutRequest:
     adapter_share: float = 0.005
     optimizer: OptimizerKind = OptimizerKind.ADAMW
     offload: Offload = Offload.NONE
+    objective: Objective = Objective.CROSS_ENTROPY
+    rollout: RolloutRequest | None = None
+
+    @property
+    def written(self) -> RolloutRequest | None:
+        """The answers that the model writes in every step."""
+        return self.rollout if self.objective is Objective.GRPO else None
+
+    @property
+    def mean_seq(self) -> int:
+        """Mean positions of one sequence: of answers that end before the limit."""
+        return self.seq if self.rollout is None else self.rollout.prompt + self.rollout.answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

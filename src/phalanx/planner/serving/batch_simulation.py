@@ -26,6 +26,8 @@ class RequestLoad:
     Attributes:
         users: that ask at the same time.
         prompt, answer: tokens of each; `answer_spread` draws answers between 1 - spread and 1 + spread times that.
+        answer_max: with it, answers end at every token with the same probability (a geometric length), at the latest at this one, and with
+            that mean: the least that one assumes of a length with a mean and a limit.
         think_s: mean between an answer and the next question of a user, exponentially distributed.
         requests: how many are simulated; the first ask of each user is within `start_s`.
         again: a user asks again after the answer.
@@ -38,6 +40,7 @@ class RequestLoad:
     answer: int
     requests: int
     answer_spread: float = 0.0
+    answer_max: int = 0
     think_s: float = 0.0
     start_s: float = 0.0
     again: bool = True
@@ -86,6 +89,7 @@ class BatchSimulation:
         self._timer, self._load, self._speed = timer, load, timer.speed
         self._slots = min(timer.speed.requests_max, cache_tokens // (load.prompt + load.answer))
         self._random = Random(load.seed)
+        self._scale = 0.0 if not load.answer_max else untruncated_mean(load.answer, load.answer_max)
         self._now = 0.0
         self._iteration = 0
         self._context = 0.0  # tokens of all running requests
@@ -141,6 +145,9 @@ class BatchSimulation:
 
     def _draw(self) -> int:
         spread, mean = self._load.answer_spread, self._load.answer
+        if self._load.answer_max:
+            drawn = self._random.expovariate(1.0 / self._scale)
+            return max(1, min(self._load.answer_max, round(drawn)))
         return mean if not spread else max(1, round(mean * self._random.uniform(1.0 - spread, 1.0 + spread)))
 
     def _step(self) -> None:
@@ -218,3 +225,15 @@ class BatchSimulation:
             self._ask(self._now + think)
         elif not self._load.again and self._asked < self._load.requests:
             self._ask(self._now)
+
+
+def untruncated_mean(mean: float, most: float) -> float:
+    """Return the mean m of an exponential distribution that has this mean where it is cut at `most`: m (1 - exp(-most / m)) = mean."""
+    low, high = mean, 1e4 * most  # beyond, nearly all are cut
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        if middle * -math.expm1(-most / middle) < mean:
+            low = middle
+        else:
+            high = middle
+    return high

@@ -28,6 +28,9 @@ class PlanBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     global_batch: Word | None = None
     tokens: Word | None = None
     method: Word = "full"
+    prompt_tokens: Word | None = None
+    answer_tokens: Word | None = None
+    group: Word | None = None
     optimizer: Word = "adamw"
     offload: Word = "none"
     precision: Word | None = None
