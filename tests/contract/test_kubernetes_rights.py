@@ -1,9 +1,14 @@
-"""Each right taken away in turn: one clear line at the start of a head, and in `phalanx doctor`. At the fake API server, which knows roles."""
+"""Each right taken away in turn: one clear line at the start of a head, and in `phalanx doctor`.
+
+At the fake API server, which knows roles; the needed rights also at a real one, where it is built.
+"""
 
 import dataclasses
+import json
 
 import pytest
 
+from benchmarks.cluster import wait_until
 from phalanx.core.errors import BadFile, BadRequest, Conflict, NotPermitted
 from phalanx.engines.kubernetes import options as names
 from phalanx.engines.kubernetes.engine_type import KubernetesEngineType
@@ -17,6 +22,7 @@ from phalanx.engines.kubernetes.rights import (
 from phalanx.ports.engine import HeadSetup
 from tests.kubernetes.fake_api import fake_api
 from tests.kubernetes.fake_store import KINDS, RBAC
+from tests.kubernetes.real_cluster import RealCluster, why_not
 
 SUBJECT = {"kind": "User", "name": "ada", "apiGroup": RBAC}
 SETUP = HeadSetup(listens=True, listened_before=False, shares_store=False, virtual="")
@@ -46,6 +52,50 @@ def grant(server, monkeypatch):
     return granted
 
 
+@pytest.fixture(scope="module")
+def real():
+    with RealCluster() as made:
+        yield made
+
+
+@pytest.fixture
+def take_away(request, monkeypatch):
+    """Grants all rights but one, and returns what the namespace has: at the fake server, or at a real one."""
+    if request.param == "fake":
+        server, grant = request.getfixturevalue("server"), request.getfixturevalue("grant")
+
+        def taken(missing):
+            grant(*others(missing))
+            return lambda: server.store.version
+
+        return taken
+    cluster = request.getfixturevalue("real")
+    monkeypatch.setenv("KUBECONFIG", cluster.kubeconfig("ada"))
+
+    def taken_for_real(missing):
+        items = [*role_objects("default", others(missing), SUBJECT), *cluster_role_objects(SUBJECT, others(missing))]
+        cluster.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+
+        def granted():
+            said = {
+                one: cluster.kubectl("auth", "can-i", one.verb, one.resource, user="ada", check=False).split()[-1]
+                == "yes"
+                for one in NEEDED
+            }
+            return all(may is (one != missing) for one, may in said.items())
+
+        wait_until(granted, "the API server has seen the Role")
+        kinds = "pods,secrets,configmaps"
+        return lambda: cluster.kubectl("get", kinds, "-o", "jsonpath={.items[*].metadata['name','resourceVersion']}")
+
+    return taken_for_real
+
+
+def others(missing):
+    """All rights but one. A right in the whole cluster holds in each namespace."""
+    return [right for right in RIGHTS if (right.verb, right.plural) != (missing.verb, missing.plural)]
+
+
 def check(setup=SETUP, previous=None, **given):
     return TYPE.check({name.replace("_", "-"): value for name, value in given.items()}, previous, setup)
 
@@ -58,17 +108,21 @@ def test_with_all_rights_a_head_may_start(grant):
 
 
 @pytest.mark.parametrize("missing", NEEDED, ids=lambda right: f"{right.verb}-{right.resource}")
-def test_without_a_needed_right_the_head_says_which_and_what_is_lost(grant, server, missing):
-    # A right in the whole cluster holds in each namespace.
-    grant(*(right for right in RIGHTS if (right.verb, right.plural) != (missing.verb, missing.plural)))
-    before = server.store.version
+@pytest.mark.parametrize(
+    "take_away",
+    ["fake", pytest.param("real", marks=pytest.mark.skipif(bool(why_not()), reason=why_not()))],
+    indirect=True,
+)
+def test_without_a_needed_right_the_head_says_which_and_what_is_lost(take_away, missing):
+    objects = take_away(missing)
+    before = objects()
     with pytest.raises(NotPermitted) as caught:
         check()
     assert (
         str(caught.value) == f"you may not {missing.verb} {missing.resource} in the namespace default: {missing.lost}"
     )
     assert "--print" in caught.value.hint
-    assert server.store.version == before, "nothing half-made"
+    assert objects() == before, "nothing half-made"
     [bad] = [line for line in TYPE.diagnose(TYPE.resolve({}, None)) if not line.ok and not line.optional]
     assert missing.lost in bad.says
     assert "kubectl apply" in bad.mend
