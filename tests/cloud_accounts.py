@@ -99,9 +99,11 @@ class DialectAccount:
     def take_right(self):
         self.forbidden = True
         if self.name == "google":
-            self.dialect.permissions = set(google_rights.NEEDED) - {self.right}
+            self.dialect.permissions = {*google_rights.NEEDED, google_rights.CONSOLE_PERMISSION} - {self.right}
         else:
-            self.dialect.actions = [name for name in azure_rights.NEEDED if name != self.right]
+            self.dialect.actions = [
+                name for name in (*azure_rights.NEEDED, azure_rights.CONSOLE_ACTION) if name != self.right
+            ]
 
     def end_quota(self):
         self.dialect.refused = self.quota_code

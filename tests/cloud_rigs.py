@@ -168,7 +168,7 @@ def _google(server, dialect, tmp_path, monkeypatch):
         open_credentials.cache_clear()
 
     def revoke(right):
-        dialect.permissions = set(rights.NEEDED) - {right}
+        dialect.permissions = {*rights.NEEDED, rights.CONSOLE_PERMISSION} - {right}
 
     return CloudRig(
         "google",
@@ -223,7 +223,7 @@ def _azure(server, dialect, tmp_path, monkeypatch):
         arm.tokens.cache_clear()
 
     def revoke(right):
-        dialect.actions = [name for name in azure_rights.NEEDED if name != right]
+        dialect.actions = [name for name in (*azure_rights.NEEDED, azure_rights.CONSOLE_ACTION) if name != right]
 
     return CloudRig(
         "azure",

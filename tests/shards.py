@@ -128,6 +128,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/contract/test_provider_browser.py",
     "tests/e2e/test_clouds_campaign.py",
     "tests/e2e/test_cloud_course.py",
+    "tests/e2e/test_cloud_console.py",
     "tests/e2e/test_cloud_refusals.py",
     "tests/e2e/test_upgrade.py",
     "tests/contract/test_engine_contract.py::test_a_preempted_training_saves_and_resumes_where_it_was",
@@ -292,6 +293,7 @@ SHARDS: tuple[Shard, ...] = (
         tests=(
             "tests/e2e/test_clouds_campaign.py",
             "tests/e2e/test_cloud_course.py",
+            "tests/e2e/test_cloud_console.py",
             "tests/e2e/test_cloud_refusals.py",
         ),
         sources=(

@@ -1,12 +1,13 @@
 """Azure Resource Manager as its reference describes it: names instead of tokens, operations that are polled, failed machines that stay.
 
-Source: learn.microsoft.com/rest/api/compute (virtual machines, disks, resource skus), /rest/api/virtualnetwork (network interfaces),
+Source: learn.microsoft.com/rest/api/compute (virtual machines, with Retrieve Boot Diagnostics Data, disks, resource skus), /rest/api/virtualnetwork (network interfaces),
 /rest/api/authorization/permissions, /rest/api/monitor/activity-logs, and learn.microsoft.com/azure/azure-resource-manager/management/async-operations,
 read 2026-11. The entries of the activity log come within a second here; at Azure within minutes.
 """
 
 from __future__ import annotations
 
+import base64
 import re
 import time
 from datetime import UTC, datetime
@@ -37,6 +38,11 @@ SIZES = {
     "Standard_NC4as_T4_v3": {"vCPUs": "4", "MemoryGB": "28", "GPUs": "1"},
     "Standard_ND96isr_H100_v5": {"vCPUs": "96", "MemoryGB": "1900", "GPUs": "8"},
 }
+
+
+_CONSOLE = re.compile(
+    rf"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers/Microsoft.Compute/virtualMachines/([^/]+)/retrieveBootDiagnosticsData"
+)
 
 
 class AzureDialect:
@@ -79,6 +85,13 @@ class AzureDialect:
         """See `Dialect`."""
         if call.path.endswith("/oauth2/v2.0/token"):
             return _token(call)
+        if call.path.startswith(
+            "/console/"
+        ):  # a blob store: the right to read it is in the address, and no header is sent
+            found = self.kept.get(("virtualMachines", call.path.rpartition("/")[2]))
+            if found is None or call.query.get("sig") != "campaign" or "authorization" in call.headers:
+                return _refusal(403, "AuthenticationFailed", "Server failed to authenticate the request")
+            return DialectAnswer(200, base64.b64decode(found["properties"]["osProfile"]["customData"]))
         if call.headers.get("authorization") != f"Bearer {ACCESS}":
             return _refusal(401, "InvalidAuthenticationToken", "The access token is invalid")
         if "api-version" not in call.query:
@@ -87,6 +100,8 @@ class AzureDialect:
             return self._manage(call)
 
     def _manage(self, call: DialectCall) -> DialectAnswer:
+        if match := _CONSOLE.fullmatch(call.path):
+            return self._console(call, match[1])
         if "/operations/" in call.path:
             return self._operation(call.path.rpartition("/")[2])
         if call.path == f"/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Compute/skus":
@@ -150,6 +165,15 @@ class AzureDialect:
             self.faults.visible_s[name] = self.faults.visible_s[bill]
             self._write_log(call.path, "write", now_s)
         return self._begin(call, 201, self.kept["virtualMachines", name], code)
+
+    def _console(self, call: DialectCall, name: str) -> DialectAnswer:
+        """Answer with the address of the serial log: here the start script, as `set -x` would print it."""
+        found = self.kept.get(("virtualMachines", name))
+        if call.method != "POST" or found is None:
+            return _refusal(404, "ResourceNotFound", f"{name} was not found")
+        if not found["properties"].get("diagnosticsProfile", {}).get("bootDiagnostics", {}).get("enabled"):
+            return _refusal(409, "OperationNotAllowed", "Boot diagnostics is not enabled")
+        return DialectAnswer(200, {"serialConsoleLogBlobUri": f"{call.base}/console/{name}?sv=2024&sig=campaign"})
 
     def _delete(self, call: DialectCall, kind: str, name: str) -> DialectAnswer:
         found = self.kept.pop((kind, name), None)

@@ -36,7 +36,7 @@ class DialectCall:
 
 @dataclass(frozen=True, slots=True)
 class DialectAnswer:
-    """An answer in JSON."""
+    """An answer in JSON; bytes are text."""
 
     status: int
     body: Any = None
@@ -106,11 +106,12 @@ class DialectHandler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_DELETE = _handle  # noqa: N815  # the names are those of http.server
 
     def _reply(self, answer: DialectAnswer) -> None:
-        content = b"" if answer.body is None else json.dumps(answer.body).encode()
+        text = isinstance(answer.body, bytes)
+        content = b"" if answer.body is None else answer.body if text else json.dumps(answer.body).encode()
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Type", "application/json; charset=utf-8")
+        self.send_header("Content-Type", "text/plain" if text else "application/json; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -1,6 +1,6 @@
 """Compute Engine as its reference describes it: request ids, operations that take a while, errors in operations, aggregated lists in pages.
 
-Source: cloud.google.com/compute/docs/reference/rest/v1 (instances insert, delete, get, aggregatedList; zoneOperations list, wait; machineTypes get;
+Source: cloud.google.com/compute/docs/reference/rest/v1 (instances insert, delete, get, aggregatedList, getSerialPortOutput; zoneOperations list, wait; machineTypes get;
 zones list), cloud.google.com/resource-manager/reference/rest/v1/projects/testIamPermissions and developers.google.com/identity/protocols/oauth2/service-account,
 read 2026-11. A request id is kept for ever here; Google says only that it is kept for a while.
 """
@@ -100,6 +100,8 @@ class GoogleDialect:
             case ("GET", "zones", zone, "instances", name):
                 found = self._found(zone, name)
                 return _missing(call.path) if found is None else DialectAnswer(200, found)
+            case ("GET", "zones", zone, "instances", name, "serialPort"):
+                return self._console(call, zone, name)
             case ("DELETE", "zones", zone, "instances", name):
                 return self._delete(call, zone, name)
             case ("GET", "zones", zone, "operations"):
@@ -140,6 +142,14 @@ class GoogleDialect:
         else:
             self.faults.count("no capacity")
         return DialectAnswer(200, self._seen(operation))
+
+    def _console(self, call: DialectCall, zone: str, name: str) -> DialectAnswer:
+        """Answer with the output of the first serial port: here the start script, as `set -x` would print it."""
+        found = self._found(zone, name)
+        if found is None or call.query.get("port", "1") != "1":
+            return _missing(call.path)
+        script = next(one["value"] for one in found["metadata"]["items"] if one["key"] == "startup-script")
+        return DialectAnswer(200, {"contents": script, "start": "0", "next": str(len(script))})
 
     def _delete(self, call: DialectCall, zone: str, name: str) -> DialectAnswer:
         request = call.query.get("requestId", "")

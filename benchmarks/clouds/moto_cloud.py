@@ -4,7 +4,7 @@ the folder of the checkout: `build/moto/bin/python -m benchmarks.clouds.moto_clo
 - Idempotency tokens as EC2 documents them: a repeated `RunInstances` gives the first instance, other words with the same token an error.
 - The faults of `cloud_faults.py`.
 - With `--boot`, each instance runs the script of its user data as a process of this machine after a drawn boot time. Its `shutdown` terminates the
-  instance.
+  instance, and its console output is what the script printed.
 
 `GET /cloud/list` has every instance that ever was, with the times in between which it is charged: what a bill would say.
 """
@@ -26,6 +26,8 @@ from urllib.parse import parse_qs
 from wsgiref.types import StartResponse
 
 from moto.ec2.models.instances import Instance, InstanceBackend
+from moto.ec2.responses.general import Base64EncodedString
+from moto.ec2.responses.general import General as GeneralResponse
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
@@ -74,6 +76,7 @@ def patch(cloud: Cloud) -> None:
     """Add idempotency tokens, lag and the bill to moto."""
     run, terminate = InstanceBackend.run_instances, Instance.terminate
     describe = InstanceBackend.describe_instances
+    get_console_output = GeneralResponse.get_console_output
 
     def run_instances(self: Any, image_id: str, count: int, user_data: Any, groups: Any, **words: Any) -> Any:
         token = words.get("client_token") or ""
@@ -121,6 +124,15 @@ def patch(cloud: Cloud) -> None:
             reservation.instances = [one for one in reservation.instances if cloud.is_listed(one.id)]
         return [one for one in found if one.instances]
 
+    def console_output(self: Any) -> Any:
+        found = get_console_output(self)
+        path = f"{os.environ.get('CLOUD_MACHINES', '')}/{self._get_param('InstanceId')}/console"
+        if os.path.exists(path):
+            with open(path, errors="replace") as console:
+                found.result["Output"] = Base64EncodedString.from_raw_string(console.read())
+        return found
+
+    GeneralResponse.get_console_output = console_output
     InstanceBackend.run_instances = run_instances
     InstanceBackend.describe_instances = described
     Instance.terminate = terminated

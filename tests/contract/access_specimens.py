@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from phalanx.core.access.rules import CallerRelation
+from phalanx.core.fleet.node_console import NodeConsole
 from phalanx.core.fleet.power_limits import PowerLimits
 from phalanx.core.state.events import PutChannel, PutSecret, PutSignIn, SubmitService
 from phalanx.core.state.reports import MemberReady, NodeDied, PowerLimited
@@ -20,6 +21,7 @@ from phalanx.core.work.secret import Secret, SecretScope, secret_id
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.planner.calibration.profile import NodeMeasurement, Profile
 from phalanx.planner.calibration.record_codec import encode_record
+from phalanx.ports.store import Batch
 from phalanx.wire.data_peers import DataPeersRequest
 from phalanx.wire.supervisor import (
     EventsRequest,
@@ -217,6 +219,15 @@ def pool(method):
         return Ask(f"/v1/pools/{name}")
 
     return make
+
+
+def kept_console(case):
+    """Of a node of a pool that was given up: written by a head that has one."""
+    asked = pool("GET")(case)
+    name = asked.path.rpartition("/")[2]
+    kept = NodeConsole(id=f"{name}-0", pool=name, machine="i-1", at_s=1.0, text="no driver")
+    case.bench.head.store.commit(Batch(records=[kept]))
+    return Ask(f"{asked.path}/consoles/{name}-0")
 
 
 def down_node(case):
@@ -420,6 +431,7 @@ SPECIMENS = {
     "POST /v1/join/order": plain("/v1/join/order", {"why": "spot"}),
     "GET /v1/pools": plain("/v1/pools"),
     "GET /v1/pools/{pool_id}": pool("GET"),
+    "GET /v1/pools/{pool_id}/consoles/{node_id}": kept_console,
     "PUT /v1/pools/{pool_id}": lambda case: Ask(f"/v1/pools/put-{case.number}", POOL),
     "DELETE /v1/pools/{pool_id}": pool("DELETE"),
     "GET /v1/profile": plain("/v1/profile"),

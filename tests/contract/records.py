@@ -7,6 +7,7 @@ from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.node import Cordon, Node, NodeState
+from phalanx.core.fleet.node_console import NodeConsole
 from phalanx.core.fleet.node_pool import (
     MonthCharge,
     NodeOffer,
@@ -329,6 +330,7 @@ def one_of_each_kind():
         node(),
         node_pool(),
         pool_node(),
+        NodeConsole(id=NodeId("burst-0"), pool=PoolId("burst"), machine="i-1", at_s=9.0, text="no driver\n"),
         NodeTestHistory(id=NodeId("n0")).add(
             NodeTest(
                 at_s=6.0,

@@ -53,6 +53,7 @@ OTHERS = {
     "/v1/profile": "one document of at most `profile_bytes`",
     "/v1/retention": "one record",
     "/v1/archives": "one row a month",
+    "/v1/pools/{pool_id}/consoles/{node_id}": "one text of at most 32,768 characters",
     "/v1/archives/{month}": "1,000 rows at most, of names with a limit",
     "/v1/sign-in": "one record with at most 1,000 groups",
     "/v1/rules": "one document of at most `body_bytes`",

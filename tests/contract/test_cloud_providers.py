@@ -10,8 +10,10 @@ import pytest
 
 from benchmarks.clouds import azure_dialect, google_dialect
 from phalanx.core.errors import BadRequest
+from phalanx.core.fleet.node_console import console_text
 from phalanx.core.fleet.node_pool import ListedMachine
-from phalanx.ports.provider import CallUnanswered, OfferRefused, PoolTerms
+from phalanx.ports.engine import MachineJoin
+from phalanx.ports.provider import CallUnanswered, ConsoleReader, OfferRefused, PoolTerms
 from tests.cloud_rigs import RIGS, SETTLE_S, head, open_rig
 
 
@@ -191,6 +193,27 @@ def test_what_is_wrong_with_a_pool_is_one_line_and_nothing_is_started(cloud, wro
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
     assert cloud.faults.machines == {}
+
+
+@pytest.mark.parametrize("name", ["google", "azure"])
+def test_what_a_machine_printed_is_read_without_its_token(name, tmp_path, monkeypatch):
+    with open_rig(name, tmp_path, monkeypatch) as cloud:
+        join = MachineJoin(address="h:1", token="phxm.1796030480.0123abcd", fingerprint="f")
+        cloud.provider.head.machine_join = lambda node, order: join
+        order = cloud.order()
+        found = cloud.provider.start(order)
+        raw = cloud.provider.console(dataclasses.replace(order, known_machine=found.machine))
+        assert join.token in raw
+        kept = console_text(raw)
+        assert kept.splitlines()[0] == "#!/bin/sh"
+        assert "PHALANX_JOIN_TOKEN=[token]" in kept
+        assert "phxm" not in kept
+        with pytest.raises(OSError, match=r"(?i)not found"):
+            cloud.provider.console(dataclasses.replace(order, known_machine=f"{cloud.zones[0]}/404"))
+
+
+def test_the_console_of_clouds_with_a_table_is_not_offered(cloud):
+    assert isinstance(cloud.provider, ConsoleReader) is not cloud.named
 
 
 # ---- credentials and rights: what each cloud says in its own words ----------------------------------------------------------

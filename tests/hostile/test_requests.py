@@ -100,6 +100,7 @@ def test_good_requests_are_taken():
         "test_channel",
         "list_archived_jobs",
         "check_cloud",
+        "show_node_console",
         "check_sign_in",
         "start_device_login",
         "finish_device_login",

@@ -11,6 +11,7 @@ from phalanx.controller.step_context import ControllerSettings
 from phalanx.controller.step_result import ControllerTime
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import NodeState
+from phalanx.core.fleet.node_console import CONSOLES_MAX, console_text
 from phalanx.core.fleet.node_pool import (
     BACKOFF_S,
     RETURN_WAIT_S,
@@ -26,6 +27,7 @@ from phalanx.core.scheduling.node_demand import JOBS_SEEN_MAX, node_demand
 from phalanx.core.state.commands import ProviderAction
 from phalanx.core.state.events import PutNodePool, PutProject, PutQueue, RemoveNodePool, SubmitJob, UncordonNode
 from phalanx.core.state.plan import WaitReason
+from phalanx.core.state.records import NODE_CONSOLES
 from phalanx.core.state.reports import ProviderOutcome, ProviderReported, SupervisorRegistered
 from phalanx.core.state.snapshot import Snapshot, Usage
 from phalanx.core.state.world import World, WorldChange
@@ -560,3 +562,69 @@ def test_an_undone_step_sends_its_call_with_the_next():
     change = WorldChange(world=steps.world)
     change.put(pool(min_nodes=1))
     assert [call[0] for call in steps.step()] == [START]
+
+
+# ---- console output of nodes that never joined ---------------------------------------------------------------------------
+
+
+def given_up(steps, name):
+    """Start the node of a waiting job, and let it miss its time limit; returns the calls of that step."""
+    while not steps.states():
+        steps.step(after_s=BACKOFF_S)
+    assert list(steps.states()) == [name]
+    steps.step(replace(steps.told(ProviderOutcome.STARTED, name), machine=f"i-{name}"))
+    steps.now_s += 700.0
+    done = steps.controller.step(steps.time(), ())
+    steps.controller.committed(done, steps.time())
+    return [(call.action, call.node_id, call.known_machine, call.console) for call in done.provider_calls]
+
+
+def test_what_the_machine_of_a_node_printed_that_never_joined_is_kept_and_the_node_is_replaced():
+    steps = Steps()
+    steps.step(PutNodePool(pool=pool(most=1)), steps.submit(1))
+    for number in range(CONSOLES_MAX + 1):
+        name = f"p-{number}"
+        assert given_up(steps, name) == [(STOP, name, f"i-{name}", True)]
+        steps.step(replace(steps.told(ProviderOutcome.CONSOLE, name), console=f"no driver {number}\n"))
+        assert steps.world.pool_nodes[NodeId(name)].why.endswith("after its request; its console output is kept")
+        assert steps.world.node_pools[PoolId("p")].failure.endswith("its console output is kept")
+        assert steps.step(after_s=20.0) == [(STOP, name, f"{name}-k1")], "the stop is repeated"
+        steps.step(steps.told(ProviderOutcome.STOPPED, name))
+    kept = steps.world.table(NODE_CONSOLES)
+    assert [(one.id, one.machine, one.text) for one in kept.values()] == [
+        (f"p-{number}", f"i-p-{number}", f"no driver {number}\n") for number in range(1, CONSOLES_MAX + 1)
+    ], "the newest"
+    steps.step(RemoveNodePool(pool_id=PoolId("p"), by=UserId("op")))
+    steps.step()
+    assert (steps.world.node_pools, dict(steps.world.table(NODE_CONSOLES))) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("report", "note"),
+    [({"why": "no rights"}, "its console output could not be read: no rights"), ({}, "its console has no output")],
+)
+def test_a_console_that_gives_nothing_is_said_and_not_kept(report, note):
+    steps = Steps()
+    steps.step(PutNodePool(pool=pool(most=1)), steps.submit(1))
+    given_up(steps, "p-0")
+    steps.step(replace(steps.told(ProviderOutcome.CONSOLE, "p-0"), **report))
+    assert steps.world.pool_nodes[NodeId("p-0")].why.endswith(note)
+    assert not steps.world.table(NODE_CONSOLES)
+
+
+def test_the_console_of_a_node_that_had_joined_is_not_asked_for():
+    steps = Steps()
+    steps.step(PutNodePool(pool=pool(most=1, idle_s=10.0)), steps.submit(1))
+    steps.step(replace(steps.told(ProviderOutcome.STARTED, "p-0"), machine="i-1"))
+    steps.step(steps.hello("p-0"))
+    steps.step(steps.told(ProviderOutcome.LOST, "p-0", why="its machine has ended"))
+    assert steps.world.pool_nodes[NodeId("p-0")].given_up
+    done = steps.controller.step(steps.time(), ())
+    assert [call.console for call in done.provider_calls if call.action is STOP] in ([], [False])
+
+
+def test_tokens_and_control_characters_are_not_kept():
+    raw = "\x1b[1mexport PHALANX_JOIN_TOKEN='phxm.1796.0a-f'\r\n\x00a\ttab\n" + "x" * 40_000
+    assert console_text(raw)[-3:] == "xxx"
+    assert len(console_text(raw)) == 32_768
+    assert console_text(raw[:80]).startswith("export PHALANX_JOIN_TOKEN='[token]'\na\ttab\nxx")

@@ -348,6 +348,7 @@ def test_rights_are_tried_by_dry_runs_and_the_policy_ends_only_machines_of_this_
         describe_instance_types=error("DryRunOperation", 412),
         describe_instances=error("UnauthorizedOperation", 403),
         describe_subnets=error("InvalidSubnetID.NotFound"),
+        get_console_output=error("UnauthorizedOperation", 403, "none"),
         terminate_instances=error("InvalidInstanceID.NotFound"),
         run_instances=error("DryRunOperation", 412),
     )
@@ -357,6 +358,7 @@ def test_rights_are_tried_by_dry_runs_and_the_policy_ends_only_machines_of_this_
         "ec2:DescribeInstanceTypes": True,
         "ec2:DescribeInstances": False,
         "ec2:DescribeSubnets": True,
+        "ec2:GetConsoleOutput": False,
         "ec2:TerminateInstances": True,
         "ec2:RunInstances": True,
     }
@@ -393,3 +395,11 @@ def test_a_machine_ends_when_it_is_not_wanted_or_its_head_is_silent():
     other = MachineLease(silence_s=60.0, heard_s=100.0)
     other.answered(110.0, wanted=False, why="no pool has an order for p-0")
     assert other.check(110.0) == "the head does not want it: no pool has an order for p-0"
+
+
+def test_a_console_is_read_as_it_is_now_else_as_it_was_posted(monkeypatch):
+    cloud = Cloud(monkeypatch, get_console_output=[error("UnsupportedOperation"), {"Output": "no driver"}])
+    assert provider().console(order(known_machine="i-1")) == "no driver"
+    assert cloud.of("get_console_output") == [{"InstanceId": "i-1", "Latest": True}, {"InstanceId": "i-1"}]
+    Cloud(monkeypatch, get_console_output={"InstanceId": "i-1"})
+    assert provider().console(order(known_machine="i-1")) == ""

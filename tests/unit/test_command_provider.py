@@ -72,11 +72,14 @@ def test_the_script_gets_the_order_and_its_machine_is_what_it_says(folder):
         """start*) echo '{"machine": "vm-1", "since_s": 5.5}';;""",
         """stop*) echo '{"until_s": 9}';;""",
         """list*) echo '{"machines": [{"machine": "vm-1", "node": "p-0", "token": "p-0-k", "zone": "a"}]}';;""",
+        """console*) echo '{"console": "no driver"}';;""",
     )
     assert one.start(order()) == StartedMachine(machine="vm-1", since_s=5.5)
     assert one.stop(order(machine="vm-1")) == [ChargedMachine(machine="vm-1", until_s=9.0)]
     assert one.machines({"script": "vms"}) == [ListedMachine(machine="vm-1", node_id="p-0", token="p-0-k", offer="a")]
-    (start, asked), (stop, stopped), (listed, terms) = calls(folder)
+    assert one.console(order(known_machine="vm-1")) == "no driver"
+    (start, asked), (stop, stopped), (listed, terms), (read, about) = calls(folder)
+    assert (read, about["machine"], about["token"]) == ("console", "vm-1", "p-0-k")
     assert (start, stop, listed) == ("start", "stop", "list")
     assert asked == {
         "owner": "0123456789abcdef",

@@ -118,7 +118,7 @@ def test_lists_and_the_ways_in_which_a_start_can_fail_are_told_apart():
     provider, told = SlowProvider(), queue.SimpleQueue[Any]()
     calls = ProviderCalls(create=lambda _: provider)
     calls.open({}, {}, lambda reports: told.put(reports[0]))
-    fields = {"provider": "slow", "template": "1", "zone": "", "pool": "p"}
+    fields: dict[str, Any] = {"provider": "slow", "template": "1", "zone": "", "pool": "p"}
     for account in ("open", "closed"):
         settings = (("account", account),)
         calls.send(

@@ -90,6 +90,12 @@ class NodePoolsApi(ApiCalls):
         reply = self.transport.json("POST", "/v1/clouds/check", body, timeout_s=CLOUD_ANSWER_S)
         return decode_record(reply, api.CloudChecked)
 
+    def node_console(self, node_id: str) -> api.NodeConsoleReply:
+        """Return what the machine of a node printed that never joined. `node_id`: as a pool has named it, such as `spot-0`."""
+        pool_id = node_id.rpartition("-")[0]
+        path = f"/v1/pools/{id_path_segment('pool', pool_id)}/consoles/{id_path_segment('node', node_id)}"
+        return self._get(path, api.NodeConsoleReply)
+
     def remove_pool(self, pool_id: str) -> api.PoolRemoved:
         """Release all nodes of a pool, and then remove it."""
         path = f"/v1/pools/{id_path_segment('pool', pool_id)}"

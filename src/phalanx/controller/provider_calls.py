@@ -17,12 +17,14 @@ from functools import partial
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.fleet.node_console import console_text
 from phalanx.core.fleet.node_pool import ListedMachine, NodePool, PoolNode
 from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.reports import MachinesListed, NodeDied, ProviderOutcome, ProviderReported, Report
 from phalanx.ports.provider import (
     CallUnanswered,
+    ConsoleReader,
     DelayedNode,
     EndedOrder,
     LeavingNode,
@@ -123,12 +125,8 @@ class ProviderCalls:
             else:
                 reports.append(report(outcome=ProviderOutcome.ENDED, why="it was stopped with the head"))
                 reports.append(report(outcome=ProviderOutcome.STOPPED, stopped=tuple(one.stopped)))
-        recorded = self._report(reports) if reports else None
-        if isinstance(recorded, Future):
-            try:
-                recorded.result(timeout=CLOSE_WAIT_S)
-            except (PhalanxError, TimeoutError) as error:
-                _log.error("machines were stopped with the head, but that was not recorded: %s", error)
+        if reports:
+            _await_record(self._report(reports))
 
     def _worker(self, name: str) -> _Worker:
         if name not in self._workers:
@@ -145,6 +143,7 @@ class _Worker:
     Attributes:
         calls: those that wait, in the order in which they were sent; `busy`: the tokens of those under way. Both under `guard`.
         called: tokens of orders for which a start was or may have been sent, by this head or an earlier one.
+        consoles: tokens of orders whose console was read.
         given_up: tokens of orders that are to be stopped: starts that are still queued are dropped.
     """
 
@@ -160,6 +159,7 @@ class _Worker:
     opening: threading.Lock = field(default_factory=threading.Lock)
     unanswered: set[tuple[str, ProviderAction, str, str]] = field(default_factory=set)
     called: set[str] = field(default_factory=set)
+    consoles: set[str] = field(default_factory=set)
     given_up: set[str] = field(default_factory=set)
     ended: threading.Event = field(default_factory=threading.Event)
     threads: list[threading.Thread] = field(default_factory=list)
@@ -283,10 +283,13 @@ class _Worker:
         try:
             provider = self._opened()
             if call.action is ProviderAction.STOP:
+                if call.console and isinstance(provider, ConsoleReader):
+                    self._keep_console(provider, order)
                 stopped = tuple(provider.stop(order))
                 if not call.machine:
                     self.called.discard(call.token)
                     self.given_up.discard(call.token)
+                    self.consoles.discard(call.token)
                 return [report(outcome=ProviderOutcome.STOPPED, machine=call.machine, stopped=stopped)]
             started = provider.start(order)
         except (OSError, PhalanxError) as error:
@@ -301,6 +304,21 @@ class _Worker:
             return [report(outcome=ProviderOutcome.STARTED)]
         return [report(outcome=ProviderOutcome.STARTED, machine=started.machine, since_s=started.since_s)]
 
+    def _keep_console(self, provider: ConsoleReader, order: NodeOrder) -> None:
+        """Report what the machine printed, once, and wait until that is recorded: the machine is stopped next."""
+        if order.token in self.consoles:
+            return
+        self.consoles.add(order.token)
+        text = why = ""
+        try:
+            text = console_text(provider.console(order))
+        except (OSError, PhalanxError) as error:
+            _log.warning("Provider %s could not read the console of %s: %s", self.name, order.node_id, error)
+            why = _reason(error)
+        outcome = ProviderOutcome.CONSOLE
+        report = ProviderReported(node_id=order.node_id, token=order.token, outcome=outcome, console=text, why=why)
+        _await_record(self.report([report]))
+
     def _list(self, calls: Sequence[ProviderCall]) -> Sequence[Report]:
         """Ask once for the machines of these pools, which have the same settings."""
         asked_s, pools, why = self.boottime_s(), [PoolId(call.pool) for call in calls], ""
@@ -311,6 +329,15 @@ class _Worker:
             _log.warning("Provider %s could not list the machines of pool %s: %s", self.name, pools[0], error)
             why = _reason(error)
         return [MachinesListed(pool=pool, asked_boot_s=asked_s, machines=machines, why=why) for pool in pools]
+
+
+def _await_record(recorded: object) -> None:
+    """Wait until a report is recorded, if the driver promises that."""
+    if isinstance(recorded, Future):
+        try:
+            recorded.result(timeout=CLOSE_WAIT_S)
+        except (PhalanxError, TimeoutError) as error:
+            _log.error("what a provider reported was not recorded: %s", error)
 
 
 def _key(call: ProviderCall) -> tuple[str, ProviderAction, str, str]:

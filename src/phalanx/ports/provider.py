@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from phalanx.core.fleet.node_pool import ChargedMachine, ListedMachine, NodeTemplate
@@ -204,6 +204,19 @@ class NodeProvider(Protocol):
         """Stop watching; unless `keep_nodes`, stop every node and every other machine of this head.
 
         Returns what it has stopped for certain. All other orders are repeated or stopped by the next head.
+        """
+        ...
+
+
+@runtime_checkable
+class ConsoleReader(Protocol):
+    """A provider that can read what its machines printed on their console. The head asks it about nodes that never joined, before it stops them."""
+
+    def console(self, order: NodeOrder) -> str:
+        """Return the console output of the order's machine, which the order names; at least its end. Empty if it has printed nothing.
+
+        Raises:
+            OSError: it cannot be read.
         """
         ...
 

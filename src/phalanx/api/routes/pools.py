@@ -17,11 +17,12 @@ from phalanx.api.routes.queues import impossible_views
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.core.errors import BadRequest, NotFound
+from phalanx.core.fleet.node_console import NodeConsole
 from phalanx.core.fleet.node_pool import NodeOffer, NodePool, PoolNode, members_of, node_price_per_h
 from phalanx.core.hints import Hint, HintCode
-from phalanx.core.ids import PoolId, UserId
+from phalanx.core.ids import NodeId, PoolId, UserId
 from phalanx.core.state.events import PutNodePool, RemoveNodePool
-from phalanx.core.state.records import NODE_POOLS, POOL_NODES
+from phalanx.core.state.records import NODE_CONSOLES, NODE_POOLS, POOL_NODES
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.names import is_name
 from phalanx.core.work.users import Action
@@ -30,7 +31,9 @@ from phalanx.wire.api.pools import (
     CloudCheckBody,
     CloudChecked,
     CloudRightView,
+    NodeConsoleReply,
     PoolBody,
+    PoolConsoleView,
     PoolList,
     PoolNodeView,
     PoolOfferView,
@@ -66,6 +69,15 @@ async def show_pool(request: Request, pool_id: PoolId) -> Response:
     return json_response(PoolReply(pool=pool))
 
 
+@routes.get("/v1/pools/{pool_id}/consoles/{node_id}", Action.OPERATE, reply=NodeConsoleReply)
+async def show_node_console(request: Request, pool_id: PoolId, node_id: NodeId) -> Response:
+    """Show what the machine of a node printed that never joined."""
+    found = await run_in_thread(runtime_of(request).services.store.record, NODE_CONSOLES, node_id)
+    if found is None or found.pool != pool_id:
+        raise NotFound(f"no console output of node {node_id[:80]!r} is kept", hint=Hint(HintCode.LIST_POOLS))
+    return json_response(NodeConsoleReply(node=found.id, machine=found.machine, at_s=found.at_s, text=found.text))
+
+
 @routes.put("/v1/pools/{pool_id}", Action.OPERATE, body=PoolBody, reply=PoolReply)
 async def put_pool(request: Request, pool_id: PoolId) -> Response:
     """Add a node pool, or change its limits, price and times. Idempotent."""
@@ -74,7 +86,7 @@ async def put_pool(request: Request, pool_id: PoolId) -> Response:
     wanted = await run_in_thread(_wanted, runtime.services, pool_id, body, caller_of(request).user)
     made = await runtime.request(PutNodePool(pool=wanted))
     members = await run_in_thread(runtime.services.store.records, POOL_NODES)
-    return json_response(PoolReply(pool=_view(made, members, runtime.services.clock.now_s())))
+    return json_response(PoolReply(pool=_view(made, members, (), runtime.services.clock.now_s())))
 
 
 @routes.delete("/v1/pools/{pool_id}", Action.OPERATE, reply=PoolRemoved)
@@ -113,12 +125,12 @@ def _check_settings(settings: Mapping[str, str]) -> None:
 
 
 def _views(services: HeadServices) -> list[PoolView]:
-    members = services.store.records(POOL_NODES)
+    members, consoles = services.store.records(POOL_NODES), services.store.records(NODE_CONSOLES)
     now_s = services.clock.now_s()
-    return [_view(pool, members, now_s) for pool in services.store.records(NODE_POOLS)]
+    return [_view(pool, members, consoles, now_s) for pool in services.store.records(NODE_POOLS)]
 
 
-def _view(pool: NodePool, members: Sequence[PoolNode], now_s: float) -> PoolView:
+def _view(pool: NodePool, members: Sequence[PoolNode], consoles: Sequence[NodeConsole], now_s: float) -> PoolView:
     own = members_of(pool.id, {member.id: member for member in members})
     return PoolView(
         id=pool.id,
@@ -157,6 +169,11 @@ def _view(pool: NodePool, members: Sequence[PoolNode], now_s: float) -> PoolView
                 problem=one.problem,
             )
             for one in own
+        ],
+        consoles=[
+            PoolConsoleView(node=one.id, machine=one.machine, at_s=one.at_s, chars=len(one.text))
+            for one in sorted(consoles, key=lambda one: (one.at_s, one.id))
+            if one.pool == pool.id
         ],
     )
 

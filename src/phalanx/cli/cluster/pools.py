@@ -12,7 +12,7 @@ from phalanx.cli import cells
 from phalanx.cli.command_groups import check_new, list_group
 from phalanx.cli.connection import connect
 from phalanx.cli.impossible_jobs import print_change
-from phalanx.cli.list_output import ListView, list_options, show_list
+from phalanx.cli.list_output import ListView, list_options, show_list, to_json
 from phalanx.cli.option_types import DURATION
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
@@ -138,6 +138,19 @@ def show(name: str, as_json: bool, watch: bool) -> None:
 
 
 @pools.command()
+@click.argument("node")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def console(node: str, as_json: bool) -> None:
+    """Print what the machine of a node printed while it booted, if it never joined and was given up."""
+    found = connect().node_console(node)
+    if as_json:
+        print(to_json(found, indent=2))
+        return
+    for line in found.text.splitlines():
+        print(strip_control(line))
+
+
+@pools.command()
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def remove(name: str, as_json: bool) -> None:
@@ -231,6 +244,10 @@ def _page(pool: PoolView, screen: Terminal, now_s: float) -> list[str]:
         lines.append(f"its machines cannot be listed, so strays are not seen: {pool.list_problem}")
     if pool.offers:
         lines += table(_OFFER_COLUMNS, [_offer_row(offer, now_s) for offer in pool.offers], screen)
+    lines += [
+        f"console output of {one.node}, machine {one.machine}, {cells.age(one.at_s, now_s)} ago: phalanx pools console {one.node}"
+        for one in pool.consoles
+    ]
     if not pool.nodes:
         return [*lines, "no nodes now"]
     columns = (

@@ -16,6 +16,7 @@ from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound
 from phalanx.core.fleet.device import device_facts
 from phalanx.core.fleet.node import Cordon, Node
+from phalanx.core.fleet.node_console import NodeConsole, surplus_consoles
 from phalanx.core.fleet.node_pool import (
     COMING_STATES,
     HOUR_S,
@@ -38,7 +39,7 @@ from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.events import ImpossibleJob, PutNodePool, RemoveNodePool
 from phalanx.core.state.history import HistoryFacts
 from phalanx.core.state.plan import Plan, WantedNodes
-from phalanx.core.state.records import NODE_POOLS, POOL_NODES
+from phalanx.core.state.records import NODE_CONSOLES, NODE_POOLS, POOL_NODES
 from phalanx.core.state.reports import ProviderOutcome, ProviderReported
 from phalanx.core.work.users import Action
 
@@ -147,6 +148,9 @@ def apply_outcome(context: StepContext, report: ProviderReported) -> None:
         case ProviderOutcome.DELAYED:
             if member.state in COMING_STATES and member.problem != report.why:
                 context.change.put(replace(member, problem=report.why))
+        case ProviderOutcome.CONSOLE:
+            if member.leaving:
+                _keep_console(context, member, report)
         case ProviderOutcome.LOST:
             # The start of a requested node is repeated anyway.
             if member.state is not PoolNodeState.REQUESTED and not member.given_up:
@@ -228,7 +232,7 @@ class PoolKeeper:
             self._release_idle(context, plan.needed)
         for pool in list(world.node_pools.values()):
             if pool.removing and not members_of(pool.id, world.pool_nodes) and self.sweep.is_clean(pool, boot_s):
-                context.change.remove(NODE_POOLS, pool.id)
+                _end_pool(context, pool)
         phases = [_phase(member) for member in world.pool_nodes.values()]
         self.since_s = {phase: self.since_s.get(phase, boot_s) for phase in phases}
         self._call_providers(context)
@@ -284,6 +288,7 @@ class PoolKeeper:
                         offer=member.offer,
                         settings=pool.settings,
                         known_machine=member.machine,
+                        console=_never_joined(context, member),
                     )
                 )
             sent[key] = at_s
@@ -329,6 +334,13 @@ def _due_action(context: StepContext, member: PoolNode) -> ProviderAction | None
     if member.leaving and not context.world.attempts_by_node.get(member.id):
         return ProviderAction.STOP
     return None
+
+
+def _never_joined(context: StepContext, member: PoolNode) -> bool:
+    """Whether the node's machine was given up before its supervisor registered, and its console output is not kept yet."""
+    world = context.world
+    unknown = member.id not in world.nodes and member.id not in world.table(NODE_CONSOLES)
+    return member.given_up and bool(member.machine) and unknown
 
 
 def _advance(context: StepContext, member: PoolNode, waited_s: float) -> None:
@@ -423,6 +435,27 @@ def _give_up(context: StepContext, member: PoolNode, why: str) -> None:
     _leave(context, member.enters(PoolNodeState.DOWN, now_s, why, given_up=True))
 
 
+def _keep_console(context: StepContext, member: PoolNode, report: ProviderReported) -> None:
+    """Keep what the machine of a node that never joined printed, of the newest nodes of the pool, and say so with the reason of its end."""
+    if report.why:
+        note = f"its console output could not be read: {report.why}"
+    elif not report.console:
+        note = "its console has no output"
+    else:
+        note = "its console output is kept"
+        kept = NodeConsole(
+            id=member.id, pool=member.pool, machine=member.machine, at_s=context.now.wall_s, text=report.console
+        )
+        context.change.put(kept)
+        for one in surplus_consoles(context.world.table(NODE_CONSOLES).values(), member.pool):
+            context.change.remove(NODE_CONSOLES, one.id)
+    context.change.put(replace(member, why=f"{member.why}; {note}"))
+    pool = context.world.node_pools[member.pool]
+    if pool.failure == f"{member.id}: {member.why}":
+        context.change.put(replace(pool, failure=f"{pool.failure}; {note}"))
+    context.add_history("node_console", f"{member.id}: {note}", node_id=member.id, by=member.pool)
+
+
 def _drain(context: StepContext, member: PoolNode, why: str) -> None:
     """Take a node out of service: its jobs are saved and moved, then the provider stops it."""
     if not member.leaving:
@@ -470,6 +503,14 @@ def _charge(context: StepContext, member: PoolNode, report: ProviderReported) ->
     usd = sum(pool.cost(price_per_h, max(begin_s, first_s), last_s) for first_s, last_s in spans)
     if usd > 0.0:
         context.change.put(pool.after_charge(usd, now_s))
+
+
+def _end_pool(context: StepContext, pool: NodePool) -> None:
+    """Remove the record of a pool without nodes, and what was kept of them."""
+    for one in list(context.world.table(NODE_CONSOLES).values()):
+        if one.pool == pool.id:
+            context.change.remove(NODE_CONSOLES, one.id)
+    context.change.remove(NODE_POOLS, pool.id)
 
 
 def _release(context: StepContext, member: PoolNode) -> None:

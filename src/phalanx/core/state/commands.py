@@ -151,7 +151,7 @@ class ProviderAction(enum.StrEnum):
 class ProviderCall:
     """A call of a pool's provider. As the other commands, it is sent after the commit and may be sent again: its token makes it idempotent.
 
-    `offer`, `settings`, `machine`, `known_machine`: as in `ports.provider.NodeOrder`.
+    `offer`, `settings`, `machine`, `known_machine`: as in `ports.provider.NodeOrder`. `console`: read what the machine printed before it is stopped.
     """
 
     provider: str
@@ -165,3 +165,4 @@ class ProviderCall:
     settings: tuple[tuple[str, str], ...] = ()
     machine: str = ""
     known_machine: str = ""
+    console: bool = False

@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.node_console import NodeConsole
 from phalanx.core.fleet.node_pool import NodePool, PoolNode
 from phalanx.core.fleet.node_tests import NodeTestHistory
 from phalanx.core.ids import (
@@ -124,6 +125,7 @@ CALIBRATIONS: Final = RecordKind[str, FleetDocument]("calibration", FleetDocumen
 FAILURE_RULES: Final = RecordKind[str, FailureRules]("failure rules", FailureRules, "failure_rules", 1)
 NODES: Final = RecordKind[NodeId, Node]("node", Node, "nodes", 1, columns=(RecordColumn("id"), RecordColumn("state")))
 NODE_POOLS: Final = RecordKind[PoolId, NodePool]("node pool", NodePool, "node_pools", 1)
+NODE_CONSOLES: Final = RecordKind[NodeId, NodeConsole]("console of a node", NodeConsole, "node_consoles", 12)
 NODE_TESTS: Final = RecordKind[NodeId, NodeTestHistory]("tests of a node", NodeTestHistory, "node_tests", 8)
 POOL_NODES: Final = RecordKind[NodeId, PoolNode]("pooled node", PoolNode, "pool_nodes", 1)
 USAGE_HOURS: Final = RecordKind[str, UsageHour]("usage of an hour", UsageHour, "usage_hours", 4, in_world=False)
@@ -211,6 +213,7 @@ Record = (
     | Node
     | NodePool
     | PoolNode
+    | NodeConsole
     | NodeTestHistory
     | Licence
     | RetentionPolicy
@@ -243,6 +246,7 @@ RECORDS: Final[tuple[RecordKind[Any, Any], ...]] = (
     NODES,
     NODE_POOLS,
     POOL_NODES,
+    NODE_CONSOLES,
     NODE_TESTS,
     LICENCES,
     RETENTION,

@@ -298,7 +298,7 @@ class ProviderOutcome(enum.StrEnum):
     """What a provider reports of an order: it is being started, could not be, is stopped, will end soon, or ended by itself.
 
     REFUSED: the offer brings no node now, and nothing was started. UNANSWERED: the call may have been carried out or not. ENDED: it was stopped
-    with the head, and is over. DELAYED: why the node is not up yet; without a reason, nothing delays it any more.
+    with the head, and is over. CONSOLE: what its machine printed, before it is stopped. DELAYED: why the node is not up yet; without a reason, nothing delays it any more.
     """
 
     STARTED = "started"
@@ -310,6 +310,7 @@ class ProviderOutcome(enum.StrEnum):
     UNANSWERED = "unanswered"
     ENDED = "ended"
     DELAYED = "delayed"
+    CONSOLE = "console"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,11 +318,12 @@ class ProviderReported:
     """The outcome of an order, by its token.
 
     Attributes:
-        why: of all but STARTED and STOPPED.
+        why: of all but STARTED and STOPPED; CONSOLE: why it could not be read.
         offer: that was tried.
         machine: STARTED: the provider's id of the machine, and empty if it has none. Else the only machine that the call was about; empty: all.
         since_s: STARTED: since when the machine is charged. Unix seconds by the provider's clock, 0 if unknown.
         stopped: STOPPED: the machines of the order, all of them have ended.
+        console: CONSOLE: as `core.fleet.node_console.console_text` leaves it.
     """
 
     node_id: NodeId
@@ -332,6 +334,7 @@ class ProviderReported:
     machine: str = ""
     since_s: float = 0.0
     stopped: tuple[ChargedMachine, ...] = ()
+    console: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,6 +159,19 @@ class AwsProvider:
         self._called_s.pop(order.token, None)
         return stopped
 
+    def console(self, order: NodeOrder) -> str:
+        """Return the console output: as it is now where the instance has the Nitro system, else as EC2 posted it after the boot.
+
+        Raises:
+            OSError: EC2 does not give it.
+        """
+        account, wanted = parse_account(order.settings), {"InstanceId": order.known_machine}
+        try:
+            found = ec2.call(account, "get_console_output", **wanted, Latest=True)
+        except (ec2.Ec2Error, OfferRefused):  # some errors begin with Unsupported
+            found = ec2.call(account, "get_console_output", **wanted)
+        return str(found.get("Output", ""))  # botocore has decoded it
+
     def observe(self) -> Sequence[LostNode]:
         """Return nothing: the head's sweeper finds instances that ended."""
         return ()

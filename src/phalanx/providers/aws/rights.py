@@ -26,6 +26,7 @@ def check_rights(account: AccountTerms, image: str) -> Sequence[CloudRight]:
         ("describe_instance_types", {}),
         ("describe_instances", {}),
         ("describe_subnets", {"SubnetIds": [_NO_SUBNET]}),
+        ("get_console_output", {"InstanceId": _NO_MACHINE}),
         ("terminate_instances", {"InstanceIds": [_NO_MACHINE]}),
     ]
     if image:
@@ -43,6 +44,7 @@ def least_policy(owner: str, *, passes_role: bool) -> str:
     describe = ["AvailabilityZones", "InstanceTypes", "Instances", "Subnets"]
     statements: list[dict[str, Any]] = [
         {"Effect": "Allow", "Action": [f"ec2:Describe{what}" for what in describe], "Resource": "*"},
+        {"Effect": "Allow", "Action": "ec2:GetConsoleOutput", "Resource": "arn:aws:ec2:*:*:instance/*"},
         {"Effect": "Allow", "Action": "ec2:RunInstances", "Resource": "*"},
         {
             "Effect": "Allow",

@@ -91,6 +91,7 @@ def machine_request(order: NodeOrder, terms: AzureMachineTerms, owner: str, join
         },
         "osProfile": _system(order, terms, name, join),
         "networkProfile": {"networkInterfaces": [interface]},
+        "diagnosticsProfile": {"bootDiagnostics": {"enabled": True}},  # Azure keeps the console
     }
     if market == SPOT:
         properties |= {"priority": "Spot", "evictionPolicy": "Delete", "billingProfile": {"maxPrice": -1}}

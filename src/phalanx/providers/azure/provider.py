@@ -55,10 +55,11 @@ from phalanx.providers.azure.pool_terms import (
     parse_sizes,
     parse_terms,
 )
-from phalanx.providers.azure.rights import check_rights, least_role, needed_actions
+from phalanx.providers.azure.rights import CONSOLE_ACTION, check_rights, least_role, needed_actions
 from phalanx.providers.clouds.closing import stop_everything
 from phalanx.providers.clouds.offers import MachineShape, node_shape
 from phalanx.providers.clouds.rented_nodes import join_of, owner_of, refusal, rented_template, require_listening
+from phalanx.providers.clouds.rest_calls import fetch_text
 
 LOG_WAIT_S: Final = 120.0  # for the entry of a deletion in the activity log; without one the end is unknown
 LOG_AGE_S: Final = 86400.0  # entries that are looked at
@@ -166,6 +167,19 @@ class AzureProvider:
             self._seen.pop(order.token, None)
         return stopped
 
+    def console(self, order: NodeOrder) -> str:
+        """Return the serial log of the boot diagnostics, from the address with a signature that Azure names for it.
+
+        Raises:
+            OSError: Azure does not give it.
+        """
+        group = parse_group(order.settings)
+        path = f"{machine_path(group.path, order.known_machine)}/retrieveBootDiagnosticsData"
+        query = {"sasUriExpirationTimeInMinutes": "5"}
+        found = arm.arm_reply(group, "POST", path, arm.COMPUTE, query=query).body
+        address = str(found.get("serialConsoleLogBlobUri") or "")
+        return fetch_text(address) if address else ""
+
     def observe(self) -> Sequence[LostNode]:
         """Return nothing: the head's sweeper finds machines that ended."""
         return ()
@@ -195,7 +209,7 @@ class AzureProvider:
         Raises:
             BadRequest: there are no credentials, or Azure does not accept them.
         """
-        group, names = parse_group(settings), needed_actions(settings)
+        group, names = parse_group(settings), (*needed_actions(settings), CONSOLE_ACTION)
         try:
             return CloudRights(rights=check_rights(group, names), policy=least_role(group, names))
         except OSError as error:

@@ -28,6 +28,9 @@ NEEDED: Final = (
     "Microsoft.Network/networkInterfaces/write",
     "Microsoft.Network/virtualNetworks/subnets/join/action",
 )
+CONSOLE_ACTION: Final = (
+    "Microsoft.Compute/virtualMachines/retrieveBootDiagnosticsData/action"  # a pool works without it
+)
 ATTACHED: Final = {  # by the setting that needs it
     "proximity-group": ("Microsoft.Compute/proximityPlacementGroups/write",),
     "scale-set": ("Microsoft.Compute/virtualMachineScaleSets/write",),

@@ -141,6 +141,28 @@ def send_request(opener: urllib.request.OpenerDirector, request: urllib.request.
     )
 
 
+def fetch_text(url: str) -> str:
+    """Return the text at an address that a cloud has named, with the right to read it in the address.
+
+    Raises:
+        OSError: it is no HTTPS address, or gives no text.
+    """
+    try:
+        check_url(url.partition("?")[0])
+    except BadRequest as error:
+        raise OSError(str(error)) from error
+    request = urllib.request.Request(url, headers={"User-Agent": "phalanx"})  # noqa: S310  # `check_url` saw the scheme
+    try:
+        with plain_opener().open(request, timeout=TIMEOUT_S) as found:
+            content: bytes = found.read(ANSWER_BYTES_MAX)
+            status = int(found.status)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise OSError(f"no answer: {one_line(str(getattr(error, 'reason', error)))}") from error
+    if status != http.client.OK:
+        raise OSError(f"HTTP {status}")
+    return content.decode(errors="replace")
+
+
 def check_url(url: str) -> str:
     """Return the URL of a service, without a slash at its end.
 

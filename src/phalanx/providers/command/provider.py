@@ -1,4 +1,4 @@
-"""Starts and stops machines by a script of the operator, with the verbs `start`, `stop` and `list`: JSON on standard input and output.
+"""Starts and stops machines by a script of the operator, with the verbs `start`, `stop` and `list`, and if it likes `console`: JSON on standard input and output.
 
 Scripts are in the folder `providers` of the head's state folder and are named without a path: who may add pools chooses among them, and can
 run no other program on the head's machine. `docs/pools.md` has the JSON of each verb.
@@ -138,6 +138,17 @@ class CommandProvider:
         return (
             [ChargedMachine(machine=machine, since_s=_seconds(answer, "since_s"), until_s=until_s)] if machine else []
         )
+
+    def console(self, order: NodeOrder) -> str:
+        """Ask the script for what the machine printed. The verb is optional: a script without it may fail.
+
+        Raises:
+            OSError: it gave no answer with `console`.
+        """
+        answer = self._call("console", order.settings, {**self._order(order), "machine": order.known_machine})
+        if "failed" in answer:
+            raise OSError(str(answer["failed"]))
+        return str(answer.get("console", ""))
 
     def observe(self) -> Sequence[LostNode]:
         """Return nothing: the head's sweeper finds machines that ended."""

@@ -54,7 +54,7 @@ from phalanx.providers.google.pool_terms import (
     parse_terms,
     parse_types,
 )
-from phalanx.providers.google.rights import check_rights, least_role, needed_permissions
+from phalanx.providers.google.rights import CONSOLE_PERMISSION, check_rights, least_role, needed_permissions
 
 _ENDED: Final = frozenset({"STOPPING", "TERMINATED", "SUSPENDING", "SUSPENDED"})
 _log = logging.getLogger("phalanx.providers")
@@ -165,6 +165,16 @@ class GoogleProvider:
         self._seen.pop(order.token, None)
         return stopped
 
+    def console(self, order: NodeOrder) -> str:
+        """Return the output of the first serial port: Google keeps its last MiB.
+
+        Raises:
+            OSError: Google does not give it.
+        """
+        zone, _, number = order.known_machine.partition("/")
+        path = f"/zones/{zone}/instances/{quote(number)}/serialPort"
+        return str(compute.compute_call(parse_project(order.settings), "GET", path, query={"port": 1})["contents"])
+
     def observe(self) -> Sequence[LostNode]:
         """Return nothing: the head's sweeper finds instances that ended."""
         return ()
@@ -183,7 +193,7 @@ class GoogleProvider:
         Raises:
             BadRequest: there are no credentials, or Google does not accept them.
         """
-        names = needed_permissions(list(settings))
+        names = (*needed_permissions(list(settings)), CONSOLE_PERMISSION)
         try:
             return CloudRights(rights=check_rights(parse_project(settings), names), policy=least_role(names))
         except OSError as error:

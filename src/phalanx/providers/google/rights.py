@@ -27,6 +27,7 @@ NEEDED: Final = (
     "compute.zoneOperations.list",
     "compute.zones.list",
 )
+CONSOLE_PERMISSION: Final = "compute.instances.getSerialPortOutput"  # a pool works without it
 ATTACHED: Final = {  # by the setting that needs it
     "service-account": ("compute.instances.setServiceAccount",),
     "placement-policy": ("compute.resourcePolicies.use",),

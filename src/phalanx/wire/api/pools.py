@@ -38,6 +38,15 @@ class PoolOfferView(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
+class PoolConsoleView(msgspec.Struct, frozen=True, kw_only=True):
+    """That the console output of a node is kept which never joined. `at_s`: when it was read (Unix seconds); `chars`: how much is kept."""
+
+    node: NodeId
+    machine: str
+    at_s: float
+    chars: int
+
+
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     """A node pool.
 
@@ -59,6 +68,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
         egress_per_gb: US dollars for each 10^9 bytes that a job copies to its nodes, or back home.
         billed: by the `second`, or by the `hour` that has begun.
         boot_s: from the request of a node until it is up, smoothed over the last ones; 0 before the first.
+        consoles: the newest nodes that never joined and whose console output is kept, the oldest first.
     """
 
     id: PoolId
@@ -86,6 +96,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     billed: PaidBy = PaidBy.SECOND
     boot_s: float = 0.0
     nodes: list[PoolNodeView] = []
+    consoles: list[PoolConsoleView] = []
 
 
 class PoolList(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +110,15 @@ class PoolReply(msgspec.Struct, frozen=True, kw_only=True):
     """One node pool."""
 
     pool: PoolView
+
+
+class NodeConsoleReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the machine of a node printed while it booted: the end, without tokens of the head. `at_s`: when it was read (Unix seconds)."""
+
+    node: NodeId
+    machine: str
+    at_s: float
+    text: str
 
 
 class PoolBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
