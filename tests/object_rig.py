@@ -1,4 +1,7 @@
-"""moto's S3 server on loopback, and a proxy before it that fails as stores do: answers of 500, silence, other bytes."""
+"""Object stores on loopback, each behind a proxy that fails as stores do: answers of 500, silence, other bytes.
+
+s3:// is moto's server, az:// is Azurite, gs:// is fake-gcs-server (`gcs_rig`).
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,25 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from benchmarks.cluster import free_port
+from tests.azurite_rig import ACCOUNT, AZURITE, KEY, azure_blobs
+from tests.gcs_rig import FAKE_GCS, google_storage
 
 ROOT = Path(__file__).resolve().parents[1]
 MOTO = shutil.which("moto_server", path=f"{ROOT}/build/moto/bin:{os.environ.get('PATH', '')}")
 BUCKET = "bucket"
+SCHEMES = ("s3", "gs", "az")
 _HOP = frozenset({"connection", "transfer-encoding", "keep-alive", "server", "date", "content-length"})
 
 
 class FaultyStore:
-    """A proxy. `fault(method, path, body)` is called before each request: True answers 500 instead. `change(path, body)` changes what a GET brings."""
+    """A proxy. `fault(method, path, body)` is called before each request: True answers 500 instead, and a number above 1 is the status.
 
-    def __init__(self, port: int) -> None:
-        self.fault: Callable[[str, str, bytes], bool] = lambda _method, _path, _body: False
+    `change(path, body)` changes what a GET brings.
+    """
+
+    def __init__(self, port: int, scheme: str = "s3") -> None:
+        self.scheme, self.place = scheme, f"{scheme}://{BUCKET}"
+        self.fault: Callable[[str, str, bytes], int] = lambda _method, _path, _body: False
         self.change: Callable[[str, bytes], bytes] = lambda _path, body: body
         self.sent_bytes = self.read_bytes = 0
         self.requests: list[tuple[str, str]] = []
@@ -39,8 +49,8 @@ class FaultyStore:
             def _forward(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 store.requests.append((self.command, self.path))
-                if store.fault(self.command, self.path, body):
-                    self._answer(500, {}, b"")
+                if status := int(store.fault(self.command, self.path, body)):
+                    self._answer(500 if status == 1 else status, {}, b"")
                     return
                 store.sent_bytes += len(body)
                 upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -48,7 +58,7 @@ class FaultyStore:
                 upstream.request(self.command, self.path, body, {**headers, "Host": f"127.0.0.1:{port}"})
                 got = upstream.getresponse()
                 data = got.read()
-                if self.command == "GET" and "list-type" not in self.path:
+                if self.command == "GET" and "list" not in self.path:
                     data = store.change(self.path, data)
                     store.read_bytes += len(data)
                 kept = {name: text for name, text in got.getheaders() if name.lower() not in _HOP}
@@ -72,12 +82,8 @@ class FaultyStore:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.variables = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.server_address[1]}",
-            "AWS_ACCESS_KEY_ID": "any",
-            "AWS_SECRET_ACCESS_KEY": "any",
-            "AWS_REGION": "us-east-1",
-        }
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.variables = variables_of(scheme, self.url)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def forget(self) -> None:
@@ -130,9 +136,48 @@ class BreakingLink:
         self._listener.close()
 
 
+def variables_of(scheme: str, url: str) -> dict[str, str]:
+    """The variables by which a job names a store of its own, as docs/data.md lists them."""
+    match scheme:
+        case "gs":
+            return {"STORAGE_EMULATOR_HOST": url}
+        case "az":
+            return {
+                "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
+                "AZURE_STORAGE_ACCOUNT_KEY": KEY,
+                "AZURE_STORAGE_ENDPOINT": f"{url}/{ACCOUNT}",
+            }
+        case _:
+            return {
+                "AWS_ENDPOINT_URL": url,
+                "AWS_ACCESS_KEY_ID": "any",
+                "AWS_SECRET_ACCESS_KEY": "any",
+                "AWS_REGION": "us-east-1",
+            }
+
+
+def missing_tool(scheme: str) -> str:
+    """Why the store of a scheme cannot run here; "" if it can."""
+    found = {"s3": MOTO, "gs": FAKE_GCS, "az": AZURITE}[scheme]
+    return (
+        "" if found else f"the server of {scheme}:// is not installed: make {'s3' if scheme == 's3' else 'cloud'}-tools"
+    )
+
+
 @contextlib.contextmanager
-def faulty_store() -> Iterator[FaultyStore]:
+def faulty_store(scheme: str = "s3") -> Iterator[FaultyStore]:
     """A store with one bucket."""
+    made = {"s3": _moto, "gs": google_storage, "az": azure_blobs}[scheme]
+    with made(BUCKET) as port:
+        store = FaultyStore(port, scheme)
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+@contextlib.contextmanager
+def _moto(bucket: str) -> Iterator[int]:
     assert MOTO is not None, "make s3-tools"
     port = free_port()
     with subprocess.Popen(
@@ -143,14 +188,12 @@ def faulty_store() -> Iterator[FaultyStore]:
             while True:
                 try:
                     made = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-                    made.request("PUT", f"/{BUCKET}")
+                    made.request("PUT", f"/{bucket}")
                     assert made.getresponse().status == 200
                     break
                 except OSError:
                     assert time.monotonic() < until_s
                     time.sleep(0.1)
-            store = FaultyStore(port)
-            yield store
-            store.close()
+            yield port
         finally:
             server.kill()

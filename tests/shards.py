@@ -166,6 +166,8 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_data_mount_campaign.py",
     "tests/e2e/test_object_checkpoints_campaign.py",
     "tests/e2e/test_object_outputs_campaign.py",
+    "tests/e2e/test_cloud_stores_campaign.py",
+    "tests/contract/test_object_stores_campaign.py",
     "tests/unit/test_output_objects.py",
     "tests/e2e/test_executor_campaign.py",
     "tests/e2e/test_hydra.py",
@@ -548,6 +550,12 @@ SHARDS: tuple[Shard, ...] = (
         ),
         sources=("node/data", "node/transfer", "node/prepare", "torch"),
         needs=("s3-tools",),
+    ),
+    Shard(
+        title="data, mounts, checkpoints, outputs and their removal in S3, Google Cloud Storage and Azure: one server of each",
+        tests=("tests/contract/test_object_stores_campaign.py", "tests/e2e/test_cloud_stores_campaign.py"),
+        sources=("node/data", "node/transfer", "node/prepare", "cli/transfers"),
+        needs=("s3-tools", "cloud-tools", "mount-tools"),
     ),
     Shard(
         title="ssh, scp, rsync and git to a job without an open port; sessions of phalanx dev",

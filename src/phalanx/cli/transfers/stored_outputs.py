@@ -14,6 +14,7 @@ from phalanx.core.errors import BadFile, BadRequest, NotFound, Unreachable
 from phalanx.node.data import output_objects
 from phalanx.node.data.output_objects import StoredFileList
 from phalanx.node.data.sources import ObjectMissing, ObjectsRefused, SourceUnavailable
+from phalanx.node.data.store_access import credential_variable
 from phalanx.node.logic.dataset import DatasetInvalid
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def fetch_stored_outputs(url: str, path: str, folder: str, *, label: str) -> tup
         from phalanx.node.data.object_store import ObjectFolder
 
         store = ObjectFolder(url)
-        lists = _patiently(lambda: output_objects.read_lists(store))
+        lists = _patiently(url, lambda: output_objects.read_lists(store))
         wanted = [
             (one, name)
             for one in lists
@@ -65,7 +66,7 @@ def fetch_stored_outputs(url: str, path: str, folder: str, *, label: str) -> tup
     except ObjectsRefused as error:
         raise BadRequest(
             f"outputs: {error}",
-            hint="set the variables with which the job reaches the store, such as AWS_ACCESS_KEY_ID",
+            hint=f"set the variables with which the job reaches the store, such as {credential_variable(url)}",
         ) from None
     except OSError as error:
         raise BadFile(f"{error.filename or folder}: {error.strerror}", hint="give another folder") from None
@@ -88,7 +89,7 @@ def _fetch_all(
                 output_objects.fetch(store, target, one.files[name], place, progress.add)
 
             try:
-                _patiently(fetch, lambda: progress.received)
+                _patiently(store.url, fetch, lambda: progress.received)
             except ObjectMissing:
                 warn(f"left out: {strip_control(target)} (removed from the store)")
                 continue
@@ -99,7 +100,7 @@ def _fetch_all(
     return files, size
 
 
-def _patiently(what: Callable[[], Found], received: Callable[[], int] = lambda: 0) -> Found:
+def _patiently(url: str, what: Callable[[], Found], received: Callable[[], int] = lambda: 0) -> Found:
     """Do it again while the store does not answer, as long as bytes arrive.
 
     Raises:
@@ -115,6 +116,6 @@ def _patiently(what: Callable[[], Found], received: Callable[[], int] = lambda: 
             if failures >= _FAILURES_MAX:
                 raise Unreachable(
                     str(error),
-                    hint="run it again: it goes on; this shell needs the variables of the store, such as AWS_ACCESS_KEY_ID",
+                    hint=f"run it again: it goes on; this shell needs the variables of the store, such as {credential_variable(url)}",
                 ) from None
             time.sleep(_PAUSE_S)

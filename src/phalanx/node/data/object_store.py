@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.node.data.sources import ObjectExists, ObjectMissing, ObjectsRefused, SourceUnavailable
+from phalanx.node.data.store_access import obstore_settings
 from phalanx.node.logic.dataset import DataFile, Dataset, DatasetInvalid
 
 try:
@@ -28,6 +31,8 @@ _PART_BYTES: Final = 16 << 20
 _PARTS_MAX: Final = 9000  # S3 allows 10,000
 _PART_THREADS: Final = 4
 _GONE: Final = (exceptions.NotFoundError, FileNotFoundError)  # obstore raises the second for some stores
+# The codes of S3, Google and Azure in the text of an error, as obstore has no type for it.
+_NO_BUCKET: Final = re.compile("NoSuchBucket|ContainerNotFound")
 _DENIED: Final = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 # The caller tries again later; meanwhile it can say what is wrong.
 _RETRY: Final[RetryConfig] = {"max_retries": 5, "retry_timeout": timedelta(seconds=30)}
@@ -50,7 +55,8 @@ class ObjectStoreSource:
         self._base = self._prefix
         try:
             # `AWS_ENDPOINT_URL=http://...` says what the user wants; obstore asks for a second setting.
-            self._store = from_url(f"{scheme}://{bucket}", client_options={"allow_http": True})
+            config: Any = obstore_settings(scheme, os.environ) or None
+            self._store = from_url(f"{scheme}://{bucket}", config=config, client_options={"allow_http": True})
         except (exceptions.BaseError, ValueError) as error:
             raise DatasetInvalid(f"{source}: {_line(error)}") from error
 
@@ -67,10 +73,12 @@ class ObjectStoreSource:
                     self._store, found[0]["path"]
                 )  # listing is a right of its own: this one is that of reading
         except _GONE as error:
-            raise DatasetInvalid(f"{self._source}: no files there") from error
+            raise DatasetInvalid(f"{self._source}: {_missing(error) or 'no files there'}") from error
         except _DENIED as error:
             raise DatasetInvalid(f"{self._source}: the job may not read it: {_line(error)}") from error
         except exceptions.BaseError as error:
+            if why := _missing(error):
+                raise DatasetInvalid(f"{self._source}: {why}") from error
             raise SourceUnavailable(f"{self._source}: {_line(error)}") from error
         start = len(self._base) + 1 if self._base else 0
         files = [
@@ -109,7 +117,8 @@ class ObjectFolder:
         bucket, _, prefix = rest.partition("/")
         self.url, self._prefix = url.rstrip("/"), prefix.strip("/")
         # The store compares what it gets with a checksum in the request. Others than S3 do so by TLS alone.
-        config: Any = {"checksum_algorithm": "SHA256"} if scheme == "s3" else None
+        checksum = {"checksum_algorithm": "SHA256"} if scheme == "s3" else {}
+        config: Any = {**obstore_settings(scheme, os.environ), **checksum} or None
         try:
             self._store = from_url(
                 f"{scheme}://{bucket}", config=config, client_options={"allow_http": True}, retry_config=_RETRY
@@ -195,16 +204,25 @@ class ObjectFolder:
         except exceptions.AlreadyExistsError as error:
             raise ObjectExists(f"{where} exists already") from error
         except _GONE as error:
+            if why := _missing(error):
+                raise ObjectsRefused(f"{self.url}: {why}") from error
             raise ObjectMissing(f"{where} does not exist") from error
         except _DENIED as error:
             raise ObjectsRefused(f"{where}: the job may not use it: {_line(error)}") from error
         except exceptions.BaseError as error:
+            if why := _missing(error):
+                raise ObjectsRefused(f"{self.url}: {why}") from error
             raise SourceUnavailable(f"{where}: {_line(error)}") from error
 
 
 def _tag(e_tag: str | None) -> str:
     """An ETag as all stores write it: Azure has quotes in some answers only."""
     return (e_tag or "").strip('"')
+
+
+def _missing(error: Exception) -> str:
+    """What is missing, if it is more than an object; "" else."""
+    return "no such bucket" if _NO_BUCKET.search(str(error)) else ""
 
 
 def _line(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """rclone on this node, and the variables by which it reads a source: its address and credentials. So neither is in argv or in a file.
 
-rclone takes every option from a variable (https://rclone.org/docs/#environment-variables, rclone 1.75). The job's variables are those of obstore,
-which stages the same sources: https://docs.rs/object_store (AmazonS3ConfigKey, GoogleConfigKey, AzureConfigKey).
+rclone takes every option from a variable (https://rclone.org/docs/#environment-variables, rclone 1.75). The job's variables are those by
+which obstore stages the same sources: see `store_access`, and https://docs.rs/object_store (AmazonS3ConfigKey).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from phalanx.node.data import fuse_mounts
+from phalanx.node.data.store_access import azure_access, first_set, google_access, is_set
 
 REMOTE: Final = "data:"
 _REMOTE_TYPE: Final = "RCLONE_CONFIG_DATA_TYPE"
@@ -31,7 +32,6 @@ _PASSED: Final = (
 _PASSED_NAMES: Final = frozenset(
     {"HOME", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"}
 )
-_YES: Final = frozenset({"1", "true", "yes", "on"})
 
 
 def find_rclone(path: str) -> str | None:
@@ -77,42 +77,35 @@ def only_file(name: str) -> dict[str, str]:
 
 
 def _s3(variables: Mapping[str, str]) -> dict[str, str]:
-    endpoint = _first(variables, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    endpoint = first_set(variables, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     virtual = variables.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "")
+    hosted = is_set(variables, "AWS_VIRTUAL_HOSTED_STYLE_REQUEST")
     return {
         "PROVIDER": "Other" if endpoint else "AWS",
         "ENDPOINT": endpoint,
-        "REGION": _first(variables, "AWS_REGION", "AWS_DEFAULT_REGION"),
-        "ENV_AUTH": "false" if _is_set(variables, "AWS_SKIP_SIGNATURE") else "true",
-        "FORCE_PATH_STYLE": ("false" if virtual.lower() in _YES else "true") if virtual else "",
+        "REGION": first_set(variables, "AWS_REGION", "AWS_DEFAULT_REGION"),
+        "ENV_AUTH": "false" if is_set(variables, "AWS_SKIP_SIGNATURE") else "true",
+        "FORCE_PATH_STYLE": ("false" if hosted else "true") if virtual else "",
     }
 
 
 def _gcs(variables: Mapping[str, str]) -> dict[str, str]:
-    anonymous = _is_set(variables, "GOOGLE_SKIP_SIGNATURE")
+    access = google_access(variables)
     return {
-        "ENV_AUTH": "" if anonymous else "true",
-        "ANONYMOUS": "true" if anonymous else "",
-        "SERVICE_ACCOUNT_FILE": _first(variables, "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
-        "SERVICE_ACCOUNT_CREDENTIALS": variables.get("GOOGLE_SERVICE_ACCOUNT_KEY", ""),
-        "ENDPOINT": variables.get("GOOGLE_BASE_URL", ""),
+        "ENV_AUTH": "" if access.anonymous or access.token else "true",
+        "ANONYMOUS": "true" if access.anonymous else "",
+        "SERVICE_ACCOUNT_FILE": access.key_file,
+        "SERVICE_ACCOUNT_CREDENTIALS": access.key_text,
+        "ACCESS_TOKEN": access.token,
+        # Of the JSON API, whose path the library for Go does not add.
+        "ENDPOINT": f"{access.endpoint}/storage/v1/" if access.endpoint else "",
     }
 
 
 def _azure(variables: Mapping[str, str]) -> dict[str, str]:
-    account = variables.get("AZURE_STORAGE_ACCOUNT_NAME", "")
-    key = _first(variables, "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY")
-    token = _first(variables, "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY").lstrip("?")
-    endpoint = _first(variables, "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
-    if token and not key:
-        base = endpoint or f"https://{account}.blob.core.windows.net"
-        return {"SAS_URL": f"{base.rstrip('/')}/?{token}"}
-    return {"ACCOUNT": account, "KEY": key, "ENDPOINT": endpoint, "ENV_AUTH": "" if key else "true"}
-
-
-def _first(variables: Mapping[str, str], *names: str) -> str:
-    return next((text for name in names if (text := variables.get(name, ""))), "")
-
-
-def _is_set(variables: Mapping[str, str], name: str) -> bool:
-    return variables.get(name, "").lower() in _YES
+    access = azure_access(variables)
+    if access.sas and not access.key:
+        base = access.endpoint or f"https://{access.account}.blob.core.windows.net"
+        return {"SAS_URL": f"{base}/?{access.sas}"}
+    auth = "" if access.key else "true"
+    return {"ACCOUNT": access.account, "KEY": access.key, "ENDPOINT": access.endpoint, "ENV_AUTH": auth}
