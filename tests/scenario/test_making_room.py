@@ -308,8 +308,8 @@ def test_a_queue_below_has_the_least_stay_of_the_nearest_above():
     )
 
 
-def reason(fleet):
-    plan = plan_of(fleet.with_jobs(job("a", gpus=8)))
+def reason(fleet, parameters=None, **wanted):
+    plan = plan_of(fleet.with_jobs(job("a", gpus=8, **wanted)), parameters=parameters or PolicyParameters())
     assert lined(plan) == "a resources"
     return plan.waits[JobId("a")].detail
 
@@ -455,6 +455,28 @@ def test_a_borrower_is_told_that_its_loan_ends():
         lending(("x", "n0:0-7", {}), ("y", "n1:0-7", {"for_s": 600})).with_jobs(job("a", gpus=8, queue="own"))
     )
     assert plan.stop("y").why == "preempted by job a, whose queue reclaims the GPUs it had lent"
+
+
+def test_an_owner_is_told_whose_loan_ends_and_when():
+    borrowers = (("x", "n0:0-7", {"for_s": 30}), ("y", "n1:0-7", {"for_s": 20}))
+    waits = "; it may stop job x 1m00s after its start: its queue takes lent quota back"
+    assert reason(lending(*borrowers), queue="own").endswith("at most 0 on one node" + waits)
+    longer = PolicyParameters(run_min_by_right_s=3600.0)
+    assert "job x 1h00m after its start" in reason(lending(*borrowers), longer, queue="own")
+    many = [(f"j{number}", f"n{number // 8}:{number % 8}", {"for_s": number}) for number in range(16)]
+    assert reason(lending(*many), queue="own").endswith(
+        "; it may stop job j8, job j9, job j10 and 5 more 1m00s after their starts: its queue takes lent quota back"
+    )
+    never = PolicyParameters(allow_stops=False, allow_moves=False)
+    assert "may stop" not in reason(lending(*borrowers), never, queue="own")
+    assert "may stop" not in reason(lending(*borrowers), queue="loan"), "it would borrow too"
+
+
+def test_a_higher_priority_is_told_whom_it_may_stop_later_and_a_job_without_a_right_nothing():
+    young = busy("r: n0=8", ("l", "n0:0-3", {"for_s": 10}), ("m", "n0:4-7", {"for_s": 20}))
+    assert reason(young, **HIGH).endswith("; it may stop job l, job m 1m00s after their starts: its priority is higher")
+    assert "may stop" not in reason(young)
+    assert "may stop" not in reason(busy("r: n0=8", ("l", "n0:0-7", {"for_s": 10, "preemptible": False})), **HIGH)
 
 
 def test_a_lower_job_of_the_own_queue_goes_where_the_quota_is_full():

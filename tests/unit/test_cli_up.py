@@ -3,12 +3,13 @@
 import contextlib
 import fcntl
 import os
+import shutil
 import sys
 
 import pytest
 
 from phalanx.cli.cluster import up
-from phalanx.core.errors import BadFile, Unreachable
+from phalanx.core.errors import BadFile, TryLater, Unreachable
 
 
 @pytest.fixture
@@ -47,3 +48,13 @@ def test_the_folder_stays_where_the_head_of_another_up_has_taken_it_meanwhile(ho
         with pytest.raises(Unreachable):
             up._start(home, [])
         assert os.path.exists(os.path.join(home, "head.lock"))
+
+
+def test_a_head_that_finds_no_room_for_its_error_ended_on_a_full_disk(home, monkeypatch):
+    monkeypatch.setattr(up, "_command", lambda arguments: [sys.executable, "-c", "raise SystemExit(120)"])
+    full = shutil.disk_usage("/")._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    with pytest.raises(TryLater) as refused:
+        up._start(home, [])
+    assert "the disk of" in refused.value.message
+    assert refused.value.hint == "free some space"

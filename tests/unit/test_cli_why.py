@@ -35,6 +35,8 @@ NOW = 1_700_000_000.0
         (0.0, 3000.0, "within 50 min "),
         (1200.0, 11_000.0, "in 20 min to 3h00m "),
         (600.0, 610.0, "in 10 min "),
+        (50.0, 80.0, "in a minute ("),
+        (2e9, 2e9, "in 23148d03h (2087-"),
     ],
 )
 def test_range_is_told_no_finer_than_it_is_known(early_s, late_s, words):

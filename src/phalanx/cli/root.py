@@ -241,9 +241,9 @@ def unknown_command(word: str, known: Sequence[str] | dict[str, CommandEntry], o
 
 EPILOG: Final = """\b
 First steps:
-  phalanx up                                    start a cluster on this machine
-  phalanx run --gpus 2 -- python train.py       run a job on it
-  phalanx ps                                    list jobs and their progress
+  phalanx up                                  start a cluster on this machine
+  phalanx run --gpus 2 -- python train.py     run a job on it
+  phalanx ps                                  list jobs and their progress
 
 Exit codes: that of the job for run, attach and --wait; 64 usage, 69 head unreachable, 75 try later, 77 not permitted, 78 bad file,
 124 wait timed out."""

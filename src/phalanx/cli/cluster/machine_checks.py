@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import getpass
 import importlib.metadata
 import importlib.util
@@ -170,7 +171,9 @@ def check_state_folder(home: str) -> Finding:
             what="state folder",
             level=Severity.FAIL,
             says=f"{home}: {error.strerror}",
-            mend="fix its permissions, or set PHALANX_HOME",
+            mend="free some space"
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}
+            else "fix its permissions, or set PHALANX_HOME",
         )
     free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
     says = f"{home}, {format_bytes(free)} free, a durable write takes {took_s * 1000:.1f} ms"

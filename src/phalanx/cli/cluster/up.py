@@ -39,6 +39,7 @@ from phalanx.wire.api.nodes import NodeView
 if TYPE_CHECKING:
     from phalanx.client import Client
 
+_DISK_LEAST_BYTES: Final = 1 << 20
 _REFUSALS: Final = {
     int(kind.exit_code): kind for kind in (BadRequest, BadFile)
 }  # errors of the head that are reported unchanged
@@ -402,6 +403,10 @@ def _exit_error(output: str, code: int) -> PhalanxError:
     """Return the error that the head printed last, in the format of this command."""
     with open(output, encoding="utf-8", errors="replace") as file:
         lines = [line.strip() for line in file.read()[-65536:].splitlines() if line.strip()]
+    if not lines and shutil.disk_usage(output).free < _DISK_LEAST_BYTES:  # even the error found no room
+        return TryLater(
+            f"the head did not start: the disk of {os.path.dirname(output)} is full", hint="free some space"
+        )
     last = lines[-1] if lines else f"exit code {code}"
     message, _, hint = last.removeprefix("phalanx: error: ").partition(" (")
     hint = hint.removesuffix(")")

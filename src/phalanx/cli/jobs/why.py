@@ -178,7 +178,7 @@ def suggestion_lines(
 def _about(seconds: float) -> str:
     """Round a duration to the precision of a forecast."""
     seconds = max(0.0, seconds)
-    if seconds < 60.0:
+    if seconds < 90.0:
         return "a minute"
     if seconds < 3600.0:
         return f"{round(seconds / 60.0)} min"
@@ -186,8 +186,10 @@ def _about(seconds: float) -> str:
 
 
 def _clock(at_s: float, now_s: float) -> str:
-    """Format local time, with the day if it is more than twelve hours ahead."""
-    return time.strftime("%H:%M" if at_s - now_s < 43_200.0 else "%a %d %b %H:%M", time.localtime(at_s))
+    """Format local time, with the day if it is more than twelve hours ahead, and the year from half a year on."""
+    ahead_s = at_s - now_s
+    form = "%H:%M" if ahead_s < 43_200.0 else "%a %d %b %H:%M" if ahead_s < 183 * 86_400.0 else "%Y-%m-%d %H:%M"
+    return time.strftime(form, time.localtime(at_s))
 
 
 def _next(found: WhyReply) -> str:

@@ -21,13 +21,13 @@ Invariants, which the policy must keep:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
 
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.board_records import BoardListener, JobEntry
+from phalanx.core.scheduling.board_records import BoardListener, JobEntry, StopReason
 from phalanx.core.scheduling.move_times import MoveTimes
 from phalanx.core.scheduling.run_time_prediction import JobTraits
 from phalanx.core.work.pace import MeasuredPace
@@ -42,6 +42,18 @@ class SpeedSamples:
 
 
 NO_SAMPLES: Final = SpeedSamples()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaterStops:
+    """Jobs that a waiting job may stop by right `after_s` seconds after their starts, and the right."""
+
+    jobs: Sequence[JobEntry] = ()
+    after_s: float = 0.0
+    reason: StopReason = StopReason.PRIORITY
+
+
+NO_LATER_STOPS: Final = LaterStops()
 
 
 class Policy(BoardListener):
@@ -74,6 +86,11 @@ class Policy(BoardListener):
         """The moves that would make room for the waiting job and are not due yet: each job, and when it may move. Empty if moves make no room."""
         del entry, now_s
         return []
+
+    def later_stops(self, entry: JobEntry, now_s: float) -> LaterStops:
+        """The jobs that the waiting job has a right to stop, but not yet. None if it has none, or if they make no room."""
+        del entry, now_s
+        return NO_LATER_STOPS
 
     def on_placed(self, entry: JobEntry, now_s: float) -> None:
         """The start that was decided takes effect now: until then its nodes were not free."""

@@ -128,7 +128,7 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
     refusal = board.refusal_of(klass)
     # If no device is free in the whole fleet, the quota is not the reason.
     if refusal is not None and (refusal.queue or board.find(entry) is not None):
-        return WaitReason(reason=refusal.reason, detail=refusal.describe())
+        return WaitReason(reason=refusal.reason, detail=refusal.describe() + _later_stops_text(scheduler, entry))
     name = board.lacking_licence(klass.licences)
     if name:
         return WaitReason(
@@ -156,7 +156,8 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
             detail=f"only nodes that it leaves out have room now; it may use {_names_text(nodes) or 'no node that is here'}",
         )
     wait = _lacks_room(scheduler, klass)
-    return replace(wait, detail=wait.detail + _later_moves_text(scheduler, entry) + _fair_users_text(board, klass))
+    later = _later_moves_text(scheduler, entry) or _later_stops_text(scheduler, entry)
+    return replace(wait, detail=wait.detail + later + _fair_users_text(board, klass))
 
 
 def _fair_users_text(board: Board, klass: JobClass) -> str:
@@ -175,6 +176,23 @@ def _later_moves_text(scheduler: SchedulerView, entry: JobEntry) -> str:
     named = _names_text([f"job {scheduler.job_id_by_seq[other.seq]}" for other, _ in moves])
     stay = format_duration(max(at_s - other.placed_s for other, at_s in moves))
     return f"; it fits when {named} move{'s' * (len(moves) == 1)}, which may be {stay} after a start or move"
+
+
+_RIGHTS: Final = {
+    StopReason.PRIORITY: "its priority is higher",
+    StopReason.RECLAIM: "its queue takes lent quota back",
+    StopReason.REPAIR: "it lost its nodes",
+}
+
+
+def _later_stops_text(scheduler: SchedulerView, entry: JobEntry) -> str:
+    """The jobs that it may stop once they have run for their guaranteed time, and by which right; empty if it has none."""
+    later = scheduler.policy.later_stops(entry, scheduler.now_s)
+    if not later.jobs or later.reason not in _RIGHTS:
+        return ""
+    named = _names_text([f"job {scheduler.job_id_by_seq[other.seq]}" for other in later.jobs])
+    their = "its start" if len(later.jobs) == 1 else "their starts"
+    return f"; it may stop {named} {format_duration(later.after_s)} after {their}: {_RIGHTS[later.reason]}"
 
 
 def _lacks_room(scheduler: SchedulerView, klass: JobClass) -> WaitReason:

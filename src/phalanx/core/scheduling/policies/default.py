@@ -29,7 +29,7 @@ from phalanx.core.scheduling.policies.reserved_share import ReservedShare
 from phalanx.core.scheduling.policies.sweep import SweepResults
 from phalanx.core.scheduling.policies.victim_selector import Eviction, VictimSelector
 from phalanx.core.scheduling.policies.waiting_lines import ClassOrder, Line, Order, OrderedLines, WaitingLines, ordered
-from phalanx.core.scheduling.policy import Policy, SpeedSamples
+from phalanx.core.scheduling.policy import NO_LATER_STOPS, LaterStops, Policy, SpeedSamples
 from phalanx.core.scheduling.run_time_prediction import JobTraits
 from phalanx.core.work.pace import MeasuredPace
 
@@ -41,7 +41,8 @@ ENTITLED_CLASSES_MAX = 8  # classes for which jobs are displaced by right in one
 NEXT_PASS_S = 0.1  # delay of the next pass
 PROTECTION_CHECK_S = 1.0  # ends of guaranteed runs are handled together: at most one more pass a second
 ENTITLED_VICTIMS_MAX = 4_000  # victims examined for that, after which the pass ends: 10 ms
-LATER_MOVES_NODES_MAX = 2_000  # on a larger fleet an explanation does not search for moves
+LATER_NODES_MAX = 2_000  # on a larger fleet an explanation does not search for later moves and stops
+LATER_TRIES = 16  # ends of guaranteed runs at which an explanation looks for the jobs that are stopped then, the last of all among them
 GROW_CHECK_S = 60.0  # idle nodes are offered to elastic jobs this often
 
 
@@ -423,8 +424,7 @@ class DefaultPolicy(Policy):
                     self.victims.select_shrinks(entry, now_s), entry, StopReason.SHRINK, now_s
                 ) and self._start_if_fits(entry, now_s):
                     continue
-            entitled = borrowed and quotas is not None and quotas.is_entitled(klass.queue, klass.asked)
-            if self.parameters.allow_stops and (entry.lost_nodes or klass.rank > lowest or entitled):
+            if self._may_stop_by_right(entry, lowest):
                 tries += 1
                 found = self.victims.select_by_right(entry, now_s)
                 if found is not None and self._apply(found, entry, StopReason.PRIORITY, now_s):
@@ -622,7 +622,7 @@ class DefaultPolicy(Policy):
             not self.parameters.allow_moves
             or not asked
             or board.free_total < asked
-            or len(board.devices_of_node) > LATER_MOVES_NODES_MAX
+            or len(board.devices_of_node) > LATER_NODES_MAX
         ):
             return []
         rank = entry.job_class.rank
@@ -632,6 +632,37 @@ class DefaultPolicy(Policy):
         prices.refresh(now_s)
         going = self.victims.select_moves(entry, prices, now_s) or []
         return [(one.entry, at_s) for one in going if (at_s := self.move_times.from_s(one.entry)) > now_s]
+
+    def later_stops(self, entry: JobEntry, now_s: float) -> LaterStops:
+        """As in `Policy`: the search by right at the ends of guaranteed runs. Cost: LATER_TRIES searches; none on a large fleet."""
+        protected_s, victims = self.parameters.run_min_by_right_s, self.victims
+        lowest = min(self.board.ranks, default=URGENT_RANK)
+        if not self._may_stop_by_right(entry, lowest) or len(self.board.devices_of_node) > LATER_NODES_MAX:
+            return NO_LATER_STOPS
+        counted = victims.examined, victims.protection_ends_s
+        due_s, found = now_s, None
+        for tried in range(LATER_TRIES):
+            victims.protection_ends_s = INFINITE
+            found = victims.select_by_right(entry, due_s)
+            if found is not None or victims.protection_ends_s == INFINITE:
+                break
+            due_s = victims.protection_ends_s if tried < LATER_TRIES - 2 else now_s + protected_s
+        victims.examined, victims.protection_ends_s = counted
+        if not found or due_s == now_s:  # no room, or room in this pass
+            return NO_LATER_STOPS
+        return LaterStops(
+            jobs=[one.entry for one in found], after_s=protected_s, reason=found[0].reason or StopReason.PRIORITY
+        )
+
+    def _may_stop_by_right(self, entry: JobEntry, lowest: int) -> bool:
+        """Whether the waiting job may have a right to devices in use: it lost its place, is above the lowest rank, or owns lent quota."""
+        board, klass = self.board, entry.job_class
+        if not self.parameters.allow_stops:
+            return False
+        if entry.lost_nodes or klass.rank > lowest:
+            return True
+        quotas = board.quotas
+        return quotas is not None and board.has_lendable_quota and quotas.is_entitled(klass.queue, klass.asked)
 
     def _is_wider(self, entry: JobEntry, need: Need, places: Places) -> bool:
         """Whether the elastic job works faster on these places; on another model only if its speeds on both are sure."""
