@@ -205,6 +205,54 @@ def test_refusal_keeps_message_and_hint():
     assert "status 418" in error_from_reply(418, b"tea", "GET /").message
 
 
+def answer(status, body, *headers):
+    lines = [f"HTTP/1.1 {status} x", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [
+        (answer(404, b"<html>nginx</html>"), r"answers, but is no head of Phalanx: GET /v1/health has status 404"),
+        (answer(401, b'{"detail":"no"}'), r"is no head of Phalanx: GET /v1/health has status 401"),
+        (answer(302, b"", "Location: https://example.org/"), r"is no head of Phalanx: GET /v1/health has status 302"),
+        (answer(200, b"<html>It works!</html>"), r"the reply is none of a head of this release"),
+        (answer(200, b"{}"), r"the reply is none of a head of this release: .*`status`"),
+        (answer(200, b""), r"the reply is none of a head of this release"),
+        (answer(501, b"Unsupported"), r"answers GET /v1/health with status 501, but not as a head"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", r"another program listens there, which does not speak HTTP"),
+    ],
+)
+def test_another_server_is_said_to_be_no_head(reply, says):
+    """Found by typing the URL of another web server: "status 404 without a reason", or an internal error of ours."""
+    with scripted(*[reply] * 9) as (url, _), pytest.raises(PhalanxError, match=says) as caught:
+        Client(url, "t", retry_limit_s=0.0).health()
+    assert caught.value.hint
+
+
+def test_an_outage_is_reported_once_and_its_end_too():
+    """Found by killing the head under `run`: it said nothing for ten minutes."""
+    clock, told = Clock(), []
+    head = Transport(None, "t", on_outage=told.append, monotonic=clock, sleep=clock.sleep)
+    with scripted(answer(200, b"{}")) as (url, _):
+        head._url = url
+        head.json("GET", "/v1/health")
+    with scripted(*[refusal(503, "try_later", "busy")] * 9, answer(200, b"{}")) as (url, _):
+        head._url = url
+        head.json("GET", "/v1/health")
+    assert [one and one.message for one in told] == ["busy", None]
+    assert 20 < told[0].left_s < 30
+
+
+def test_a_short_outage_is_not_reported():
+    clock, told = Clock(), []
+    head = Transport(None, "t", on_outage=told.append, monotonic=clock, sleep=clock.sleep)
+    with scripted(*[refusal(503, "try_later", "busy")] * 3, answer(200, b"{}")) as (url, _):
+        head._url = url
+        head.json("GET", "/v1/health")
+    assert told == []
+
+
 def test_large_job_is_refused_here():
     with pytest.raises(TooLarge, match="a head takes"):
         Client("http://127.0.0.1:9", "t").submit({"run": "x" * (10 << 20)})
@@ -252,7 +300,7 @@ def test_urls_are_read():
     assert split_url("http://127.0.0.1:7600") == (False, "127.0.0.1", 7600)
     assert split_url("https://head") == (True, "head", 443)
     assert split_url("http://[::1]:1") == (False, "::1", 1)
-    for odd in ("127.0.0.1:7600", "ftp://x", "http://x/y", "http://", "http://x:y"):
+    for odd in ("127.0.0.1:7600", "ftp://x", "http://x/y", "http://", "http://x:y", "http://x:0", "http://x:99999"):
         with pytest.raises(BadRequest):
             split_url(odd)
 

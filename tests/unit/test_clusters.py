@@ -92,6 +92,11 @@ def test_names_are_names(name):
         SavedClusters(clusters={}).with_cluster(SavedCluster(name=name, url="http://127.0.0.1:1"))
 
 
+def test_without_a_saved_cluster_use_says_how_to_save_one(capsys):
+    assert main(["config", "use", "a"]) == 64
+    assert "no saved cluster 'a' (none is saved; phalanx login URL saves one)" in capsys.readouterr().err
+
+
 def test_config_lists_uses_shows_and_removes(capsys):
     save()
     assert main(["config", "use", "a"]) == 0

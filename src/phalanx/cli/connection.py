@@ -11,6 +11,7 @@ from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
     from phalanx.client import Client
+    from phalanx.client.connection.transport import Outage
 
 PATIENCE_S: Final = 10.0  # retries of a head that restarts, at an interactive prompt
 # Retries for `run` and `logs -f`: as long as jobs survive without a head (its long leases)
@@ -20,8 +21,12 @@ PROVIDER_ANSWER_S: Final = 30.0  # timeout of a call in which the head asks the 
 PROBE_S: Final = 1.0  # timeout of a health check
 
 
-def connect(retry_limit_s: float | None = None, answer_timeout_s: float | None = None) -> Client:
+def connect(
+    retry_limit_s: float | None = None, answer_timeout_s: float | None = None, *, quiet: bool = False
+) -> Client:
     """Return a client of this user's head; nothing is sent yet. `retry_limit_s`: how long a head that was reached before is retried.
+
+    `quiet`: do not print that it is being retried.
 
     Raises:
         Unreachable: no head is known here, or the one of this folder has died. Checked before the token.
@@ -33,11 +38,24 @@ def connect(retry_limit_s: float | None = None, answer_timeout_s: float | None =
     client = Client(
         retry_limit_s=PATIENCE_S if retry_limit_s is None else retry_limit_s,
         answer_timeout_s=ANSWER_S if answer_timeout_s is None else answer_timeout_s,
+        on_outage=(lambda _: None) if quiet else report_outage,
     )
     for url in client.transport.known_urls():
         if not check_encrypted(url):
             _warn_plain_text(url)
     return client
+
+
+def report_outage(outage: Outage | None) -> None:
+    """Print that the head is being retried, or that it answers again."""
+    from phalanx.core.units import format_duration
+
+    if outage is None:
+        warn("the head answers again")
+    else:
+        warn(
+            f"{outage.message}; trying again for {format_duration(outage.left_s)} (Ctrl-C ends this command; jobs go on)"
+        )
 
 
 @functools.cache

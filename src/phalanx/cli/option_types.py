@@ -23,7 +23,7 @@ class GrammarType(click.ParamType[str]):
         self.name = name
         self._check = check
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002  # click's signature
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Check and return the text.
 
         Raises:
@@ -35,8 +35,15 @@ class GrammarType(click.ParamType[str]):
         except BadRequest as error:
             flag = max(param.opts, key=len) if param is not None and param.opts[0].startswith("-") else ""
             words = error.message.split(": ", 1)[-1] if flag else error.message
-            raise BadRequest(f"{flag}: {words}" if flag else words, hint=error.hint) from None
+            hint = error.hint
+            if text.startswith("-") and flag == "--time" and ctx is not None and _has_option(ctx.command, "--tty"):
+                hint = "-t is the time limit, as of sbatch; --tty gives a terminal"
+            raise BadRequest(f"{flag}: {words}" if flag else words, hint=hint) from None
         return text
+
+
+def _has_option(command: click.Command, name: str) -> bool:
+    return any(name in one.opts for one in command.params)
 
 
 class SeedsType(click.ParamType[list[int]]):

@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode
 
 from phalanx.client.connection.transport import Transport
 from phalanx.core.errors import BadRequest
+from phalanx.core.hints import Hint, HintCode
 
 T = TypeVar("T")
 
@@ -61,10 +62,19 @@ class ApiCalls:
 
 
 def decode_record(payload: bytes, kind: type[T]) -> T:
-    """Decode the JSON of a reply."""
+    """Decode the JSON of a reply.
+
+    Raises:
+        BadRequest: another program sent it, or a head of another release.
+    """
     import msgspec
 
-    return msgspec.json.decode(payload, type=kind)
+    try:
+        return msgspec.json.decode(payload, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadRequest(
+            f"the reply is none of a head of this release: {error}", hint=Hint(HintCode.USE_PRINTED_URL)
+        ) from error
 
 
 def encode_body(body: Mapping[str, object]) -> bytes:

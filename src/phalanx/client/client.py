@@ -8,13 +8,14 @@ for event in client.follow_logs(job.id): ...
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Final, Self
 
 from phalanx.client.api_calls import LazyModule, decode_record
 from phalanx.client.audit import AuditApi
 from phalanx.client.channels import ChannelsApi
-from phalanx.client.connection.transport import ANSWER_S, PATIENCE_S, Transport
+from phalanx.client.connection.transport import ANSWER_S, PATIENCE_S, Outage, Transport
 from phalanx.client.cost import CostApi
 from phalanx.client.energy import EnergyApi
 from phalanx.client.exec_sessions import ExecApi
@@ -79,6 +80,7 @@ class Client(
         retry_limit_s: how long to retry a head that was reached before.
         answer_timeout_s: timeout of a short call, in seconds.
         ca: the only CA to trust at `url`, in PEM format; "" for those of the environment or the system.
+        on_outage: called once when a head that was reached before has been retried for some seconds, and with None when it answers again.
     """
 
     def __init__(
@@ -90,9 +92,16 @@ class Client(
         retry_limit_s: float = PATIENCE_S,
         answer_timeout_s: float = ANSWER_S,
         ca: str = "",
+        on_outage: Callable[[Outage | None], None] = lambda _: None,
     ) -> None:
         self.transport = Transport(
-            url, token, home=home, retry_limit_s=retry_limit_s, answer_timeout_s=answer_timeout_s, ca=ca
+            url,
+            token,
+            home=home,
+            retry_limit_s=retry_limit_s,
+            answer_timeout_s=answer_timeout_s,
+            ca=ca,
+            on_outage=on_outage,
         )
 
     def __enter__(self) -> Self:

@@ -155,7 +155,9 @@ class PortForward:
                         thread.join()
             if self._closed.is_set():
                 return
-            if errors and isinstance(errors[0], Unreachable | TryLater):
+            if errors and isinstance(errors[0], Unreachable):
+                raise Unreachable(f"the connection to the head at {self._client.transport.url()} broke")
+            if errors and isinstance(errors[0], TryLater):
                 raise errors[0]
             state = self._client.job(self._job_id).job.state
             if state == "running":  # the head stopped, or the attempt was restarted
@@ -178,7 +180,7 @@ def _listen(port: ForwardedPort) -> socket.socket:
         listener.close()
         raise BadRequest(
             f"port {port.local} of this machine: {os.strerror(error.errno or 0)}",
-            hint="name another one before the colon",
+            hint=f"write another one before the colon, or 0:{port.remote} for any free one",
         ) from error
     return listener
 

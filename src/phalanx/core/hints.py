@@ -116,6 +116,7 @@ class HintCode(enum.Enum):
     ADD_MEMBER = "add-member", "add a member to project {project} first"
     SIGN_IN_AGAIN = "sign-in-again", "sign in again at the provider"
     LOGIN = "login", "log in to the cluster {cluster}"
+    LOGIN_FIRST = "login-first", "none is saved: log in to one first"
     LOGIN_AGAIN = "login-again", "start the login again"
     CHECK_SIGN_IN = "check-sign-in", "an admin can check the sign-in provider"
     OPEN_DASHBOARD = "open-dashboard", "sign in again, by a token or a new link"

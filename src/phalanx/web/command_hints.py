@@ -63,6 +63,7 @@ RENDERINGS: Final[Mapping[HintCode, str]] = {
     HintCode.ADD_MEMBER: "phalanx projects set {project} --add-member NAME",
     HintCode.SIGN_IN_AGAIN: "phalanx login, or the page of the head, signs you in again",
     HintCode.LOGIN: "phalanx --cluster {cluster} login",
+    HintCode.LOGIN_FIRST: "none is saved; phalanx login URL saves one",
     HintCode.LOGIN_AGAIN: "phalanx login starts it again",
     HintCode.CHECK_SIGN_IN: "for admins: phalanx sign-in check",
     HintCode.SHOW_RETENTION: "phalanx retention shows its progress",
@@ -97,7 +98,7 @@ RENDERINGS: Final[Mapping[HintCode, str]] = {
     HintCode.LIST_TOKENS: "phalanx tokens lists them",
     HintCode.ADD_TOKEN: "create another: phalanx tokens add",
     HintCode.OPEN_DASHBOARD: "phalanx dashboard",
-    HintCode.SEND_TOKEN: "send `Authorization: Bearer <token>`; `phalanx tokens` makes tokens",
+    HintCode.SEND_TOKEN: "phalanx login gets one; or set PHALANX_TOKEN to one that `phalanx tokens add` printed",
     HintCode.GIVE_ANCHOR: "write SEQ:CODE, as in the last line of `phalanx audit`",
     # plans
     HintCode.CALIBRATE: "run `phalanx calibrate` to create a profile",

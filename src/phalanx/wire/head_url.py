@@ -24,7 +24,14 @@ def split_url(url: str) -> tuple[bool, str, int]:
     host, colon_port, port = name.rpartition(":") if not name.endswith("]") else (name, "", "")
     if not colon_port:
         host, port = name, "443" if scheme == "https" else "7600"
-    if scheme not in ("http", "https") or not colon or not host or not port.isdecimal() or (slash and path):
+    if (
+        scheme not in ("http", "https")
+        or not colon
+        or not host
+        or not port.isdecimal()
+        or not 0 < int(port[:6]) < 65_536
+        or (slash and path)
+    ):
         raise BadRequest(
             f"{url!r} is not the URL of a head",
             hint="for example https://10.0.0.5:7600, or http://127.0.0.1:7600 on this machine",

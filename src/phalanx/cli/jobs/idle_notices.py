@@ -22,7 +22,7 @@ def _follow(job_id: str, say: Callable[[str], None]) -> None:
     stands: Mapping[str, Any] | None = None
     past = True  # the lines from before come before the first state
     try:
-        for event in connect(FOLLOW_PATIENCE_S).follow_events(job_id):
+        for event in connect(FOLLOW_PATIENCE_S, quiet=True).follow_events(job_id):
             line = event.fields
             if event.kind == "story" and past:
                 if line["kind"] in _KINDS or line["kind"] in ("stopping", "running"):

@@ -143,7 +143,7 @@ def _with_value(mapping: dict[str, object], text: str, *, said: bool) -> dict[st
     name, equals, value = text.partition("=")
     name = name.strip().lstrip("-")
     if not equals or not name:
-        raise BadRequest(f"--with {text[:60]!r}: no value", hint="write --with lr=1e-4")
+        raise BadRequest(f"--with {text[:60]!r}: no {'value' if name else 'name'}", hint="write --with lr=1e-4")
     argv, script = command_of(mapping)
     slurm = slurm_settings(mapping)
     arguments: list[str] = json.loads(slurm.get("args", "[]"))

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
-from phalanx.cli.jobs.job_request import DoubleDashCommand, job_options, job_request, set_command
+from phalanx.cli.jobs.job_request import DoubleDashCommand, job_options, job_request, set_command, words_after_dashes
 from phalanx.cli.jobs.submit import submit_job
 from phalanx.cli.sessions.dev_programs import EDITORS, SHELL, await_editor
 from phalanx.cli.sessions.terminal_session import attach_terminal, await_running, check_terminal
@@ -29,6 +30,7 @@ LABEL: Final = "phalanx-dev"  # of the jobs of this command; its value is what t
 _NAME: Final = "dev"
 _TERMINAL, _SSH = "terminal", "ssh"
 _PORTS: Final = range(20_000, 32_000)  # below those that systems give to connections
+_OF_RETURN: Final = frozenset({"name", "ide", "detach"})  # what a return to a session uses
 _LIVE: Final = (JobState.PENDING, JobState.RUNNING)
 
 
@@ -52,6 +54,8 @@ def dev(context: click.Context, /, ide: str | None, detach: bool, **given: Any) 
     phalanx dev --ide jupyter --name notebook
     """  # noqa: D301 - click reads the backspace character itself
     attaches = ide is None and not detach
+    if ide in EDITORS and words_after_dashes(context):
+        raise BadRequest(f"--ide {ide} runs its own program", hint="leave out --ide, or the command after --")
     if attaches:
         check_terminal()
     head = connect()
@@ -69,6 +73,7 @@ def dev(context: click.Context, /, ide: str | None, detach: bool, **given: Any) 
         if attaches:
             check_terminal(job.id)
         print(f"session {name} is job {job.id}", file=sys.stderr, flush=True)
+        _warn_ignored(context, job.id)
         if job.parked_s is not None:
             head.resume(job.id)
             print(f"job {job.id} is queued again", file=sys.stderr, flush=True)
@@ -88,6 +93,20 @@ def _find(head: Client, name: str) -> JobView | None:
     """Return the newest live session of this name of the user."""
     found = head.jobs(state=[state.value for state in _LIVE], user=head.me().user, name=name)
     return next((job for job in found.jobs if LABEL in job.labels), None)
+
+
+def _warn_ignored(context: click.Context, job_id: str) -> None:
+    """Name what was given for a new session, and does not change the one that is there."""
+    given = [
+        next((word for word in one.opts if word.startswith("--")), one.human_readable_name.strip("[]"))
+        for one in context.command.params
+        if context.get_parameter_source(one.name or "") is ParameterSource.COMMANDLINE and one.name not in _OF_RETURN
+    ]
+    if given or words_after_dashes(context):
+        names = ", ".join([*given, *(["the command"] if words_after_dashes(context) else [])])
+        warn(
+            f"warning: it runs already, so that it ignores {names}; --name makes another, phalanx cancel {job_id} ends it"
+        )
 
 
 def _submit(head: Client, context: click.Context, given: Mapping[str, Any], ide: str | None) -> JobView:

@@ -38,7 +38,7 @@ def port_forward(job: str, ports: tuple[str, ...], address: str) -> None:
             warn(f"nothing listens on port {port} in job {job_id} yet")
 
     def broken(error: PhalanxError) -> None:
-        warn(f"{error.message}; connections broke, and new ones are possible once the head answers")
+        warn(f"{error.message}; connections ended with it, and new ones are possible once the head answers")
 
     forward = PortForward(head, job_id, wanted, node_rank=node_rank, on_refused=refused, on_broken=broken)
 

@@ -106,7 +106,12 @@ def _attach(head: Client, job_id: str) -> bool:
             now_s = time.monotonic()
             if broken_s is None:
                 broken_s = now_s
-                print(f"\r\n[phalanx] {error.message}; connecting again (Ctrl-C leaves)", file=sys.stderr, flush=True)
+                why = "the connection to the head broke" if isinstance(error, Unreachable) else error.message
+                print(
+                    f"\r\n[phalanx] {why}; the session stays; connecting again (Ctrl-C leaves)",
+                    file=sys.stderr,
+                    flush=True,
+                )
             if now_s - broken_s > FOLLOW_PATIENCE_S:
                 raise
             time.sleep(_AGAIN_S)

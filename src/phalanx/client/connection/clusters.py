@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from phalanx.client.input_files import read_small_json
 from phalanx.core.errors import BadFile, BadRequest, Conflict, NotFound
+from phalanx.core.hints import Hint, HintCode
 
 CLUSTER_VARIABLE: Final = "PHALANX_CLUSTER"
 _FILE: Final = "clusters.json"
@@ -48,7 +49,7 @@ class SavedClusters(NamedTuple):
         if name not in self.clusters:
             from phalanx.core.work.nearest_match import suggestion
 
-            otherwise = f"saved: {', '.join(self.clusters)}" if self.clusters else "none is saved"
+            otherwise = f"saved: {', '.join(self.clusters)}" if self.clusters else Hint(HintCode.LOGIN_FIRST)
             raise NotFound(f"no saved cluster {name[:80]!r}", hint=suggestion(name, list(self.clusters), otherwise))
         return self.clusters[name]
 

@@ -14,13 +14,13 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from phalanx.client.connection.clusters import chosen_cluster
 from phalanx.client.connection.discovery import find_token, find_urls, own_ca_file
 from phalanx.client.connection.shared_tls import SharedTlsSocket
 from phalanx.client.connection.tls import cluster_context, context_for, handshake_error
-from phalanx.core.errors import BY_CODE, NotLeading, PhalanxError, TryLater, Unreachable
+from phalanx.core.errors import BY_CODE, BadRequest, NotLeading, PhalanxError, TryLater, Unreachable
 from phalanx.core.hints import Hint, HintCode
 from phalanx.wire.head_http import (
     BROKEN,
@@ -42,10 +42,18 @@ REPLY_TIMEOUT_S: Final = 60.0  # for long polls, uploads and archives: longer th
 ANSWER_S: Final = 5.0  # for all other calls: a stopped or overloaded head is reported, not waited for
 ANSWER_OF_SEVERAL_S: Final = 3.0  # the same with several heads, where another may lead by now: a leader's lease
 WEBSOCKET_CLOSE_S: Final = 1.0  # for the closing handshake
+OUTAGE_REPORT_S: Final = 3.0  # of retries; most restarts of a head are over by then
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
 _SHUN_S: Final = 3.0  # how long a redirect to a head that just timed out is ignored: a leader's lease
 _SAFE: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "PATCH"})
+
+
+class Outage(NamedTuple):
+    """`message`: why the head cannot be reached; `left_s`: how long it is still retried."""
+
+    message: str
+    left_s: float
 
 
 class Transport:
@@ -60,10 +68,14 @@ class Transport:
         retry_limit_s: float = PATIENCE_S,
         answer_timeout_s: float = ANSWER_S,
         ca: str = "",
+        on_outage: Callable[[Outage | None], None] = lambda _: None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """`on_outage`: called once when retries last OUTAGE_REPORT_S, and with None when the head answers again."""
         self._url, self._token, self._home, self._ca = url, token, home, ca
+        self._on_outage, self._outage_reported = on_outage, False
+        self._failing_since: float | None = None
         self._patience_s, self._answer_s = retry_limit_s, answer_timeout_s
         self._tokens: dict[str, str] = {}
         self._monotonic, self._sleep = monotonic, sleep
@@ -183,9 +195,15 @@ class Transport:
             self._reached = True
             if on_headers is not None:
                 on_headers(reply.headers)
-            if reply.status < 400:
+            if reply.status < 300:
+                self._note_reply()
                 return payload
-            refusal = error_from_reply(reply.status, payload, f"{method} {path.partition('?')[0]}")
+            bodiless = method == "HEAD"
+            refusal = error_from_reply(
+                reply.status, payload, f"{method} {path.partition('?')[0]}", "" if bodiless else url
+            )
+            if refusal.http_status != 503:
+                self._note_reply()
             if isinstance(refusal, NotLeading) and _rewound(body):  # the request had no effect
                 self.close_connection()
                 self._reached = True  # the cluster is reachable and will elect a leader
@@ -220,8 +238,8 @@ class Transport:
             connection = self._connection()
             sent = {**self.headers(), **headers, "Connection": "close"}
             reply = connection.request("GET", path, headers=sent, timeout_s=timeout_s)
-            if reply.status >= 400:
-                raise error_from_reply(reply.status, reply.read(), f"GET {path.partition('?')[0]}")
+            if reply.status >= 300:
+                raise error_from_reply(reply.status, reply.read(), f"GET {path.partition('?')[0]}", url)
         except BaseException as error:
             if connection is not None:
                 connection.close()
@@ -231,6 +249,7 @@ class Transport:
                 self.try_next_head(url)
             raise
         self._reached = True
+        self._note_reply()
         assert connection.wire is not None
         return reply, connection.wire
 
@@ -255,6 +274,7 @@ class Transport:
                 retry.wait_or_raise(error, retryable=True, other_head_untried=another and self._untried())
             else:
                 self._reached = True
+                self._note_reply()
                 return connection
 
     def _upgrade(self, path: str) -> ClientConnection:
@@ -303,6 +323,22 @@ class Transport:
     def retry_limit_s(self) -> float:
         """Return how long a head that does not answer is retried, in seconds."""
         return self._patience_s if self._reached else min(FIRST_PATIENCE_S, self._patience_s)
+
+    def note_retry(self, error: BaseException, left_s: float) -> None:
+        """Report an outage, once, when it has lasted so long that the user wonders."""
+        if self._failing_since is None:
+            self._failing_since = self._monotonic()
+        if self._outage_reported or self._monotonic() - self._failing_since < OUTAGE_REPORT_S or left_s <= 0:
+            return
+        self._outage_reported = True
+        found = error if isinstance(error, PhalanxError) else unreachable_error(self, error)
+        self._on_outage(Outage(found.message, left_s))
+
+    def _note_reply(self) -> None:
+        self._failing_since = None
+        if self._outage_reported:
+            self._outage_reported = False
+            self._on_outage(None)
 
     def now(self) -> float:
         """Return the time of the clock that limits retries, in seconds."""
@@ -371,6 +407,7 @@ class Retry:
         left_s = self._began + self._transport.retry_limit_s() - self._transport.now()
         if not retryable or (left_s <= 0 and not other_head_untried):
             raise error if isinstance(error, PhalanxError) else unreachable_error(self._transport, error)
+        self._transport.note_retry(error, left_s)
         self._transport.pause(max(0.0, min(self._pause_s, left_s)))
         self._pause_s = min(self._pause_s * 2, _PAUSE_MAX_S)
 
@@ -390,16 +427,34 @@ def unreachable_error(transport: Transport, error: BaseException) -> Unreachable
         if tls_error is not None:
             return tls_error
     why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
+        why = "another program listens there, which does not speak HTTP"
     return Unreachable(f"the head at {where} does not answer: {why}", hint=Hint(HintCode.CHECK_OR_START_HEAD))
 
 
-def error_from_reply(status: int, payload: bytes, what: str) -> PhalanxError:
-    """Return the error in a reply, as the class that its code names."""
-    code, message, hint, leader = parse_error(payload) or HeadError("", f"{what}: status {status} without a reason")
+def error_from_reply(status: int, payload: bytes, what: str, url: str = "") -> PhalanxError:
+    """Return the error in a reply, as the class that its code names.
+
+    A head always names one. With `url`, a reply without one is said to be of another server, or of a proxy in front of a head.
+    """
+    error = parse_error(payload)
+    if error is None and status < 500 and url:
+        return BadRequest(
+            f"{url} answers, but is no head of Phalanx: {what} has status {status}", hint=Hint(HintCode.USE_PRINTED_URL)
+        )
+    code, message, hint, leader = error or HeadError("", _without_reason(status, what, url), Hint(HintCode.CHECK_HEAD))
     if code == NotLeading.code:
         return NotLeading(message, hint=hint, leader=leader)
     kind = BY_CODE.get(code) or next((k for k in BY_CODE.values() if k.http_status == status), PhalanxError)
     return kind(message, hint=hint)
+
+
+def _without_reason(status: int, what: str, url: str) -> str:
+    if not url:
+        return f"{what}: status {status} without a reason"
+    return (
+        f"{url} answers {what} with status {status}, but not as a head: a proxy may stand before one that does not run"
+    )
 
 
 def _rewound(body: Body) -> bool:
