@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+from functools import partial
 
 import pytest
 
@@ -190,7 +191,8 @@ def test_a_quota_is_a_limit_that_may_pass(rig):
     job = rig.submit(run="true", gpus="1", name="quota")
     wait_until(lambda: "exceeded quota" in story(rig, job), "the reason is told")
     assert rig.job(job)["state"] == "pending", "it is tried again a minute later"
-    assert not rig.fake.store.select(SECRETS, "default", f"phalanx/job={job}", "")[0]
+    left = partial(rig.fake.store.select, SECRETS, "default", f"phalanx/job={job}", "")
+    wait_until(lambda: not left()[0], "its token is gone, just after the report")
 
 
 def test_a_pod_that_an_admission_rule_refuses_fails_its_job_with_the_rule(rig):
