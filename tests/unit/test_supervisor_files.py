@@ -41,6 +41,25 @@ def test_a_copied_supervisor_runs_by_itself_and_leaves_the_variables_of_ranks_al
     assert start(copied).returncode == 64, "a container that starts again finds its folder as it was"
 
 
+def test_the_program_runs_in_the_first_python_with_the_copied_packages_and_none_of_the_image(copied):
+    [site] = copied.glob("lib/*/site-packages")
+    (site / "probe.py").write_text(
+        "import json, subprocess, sys\n"
+        "child = subprocess.check_output([sys.executable, '-c', 'import phalanx; print(phalanx.__file__)'], text=True)\n"
+        "print(json.dumps([__name__, sys.argv, sys.orig_argv[1], sys.executable, sys.path, child.strip()]))\n"
+    )
+    words = [sys.executable, str(copied / "start.py"), "probe", "--word"]  # this Python has packages of its own
+    shown = subprocess.run(
+        words, capture_output=True, text=True, check=True, cwd=copied, env={"PATH": os.environ["PATH"]}
+    )
+    name, argv, started, program, path, child = json.loads(shown.stdout)
+    assert (name, argv) == ("__main__", [str(site / "probe.py"), "--word"])
+    assert started == str(copied / "start.py"), "no second Python"
+    assert (program, child) == (str(copied / "bin" / "python"), str(site / "phalanx" / "__init__.py"))
+    assert path[0] == str(site)
+    assert not [one for one in path[1:] if one in ("", str(copied)) or one.endswith("-packages")]
+
+
 def test_a_copied_supervisor_compiles_nothing_that_was_compiled_where_it_comes_from(tmp_path, monkeypatch):
     origin = tmp_path / "here"
     shutil.copytree(Path(phalanx.__file__).parent, origin / "phalanx", ignore=shutil.ignore_patterns("__pycache__"))
