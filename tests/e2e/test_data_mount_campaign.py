@@ -14,6 +14,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -23,6 +25,8 @@ from benchmarks.cluster import command_words, wait_until
 from phalanx.node.data import fuse_mounts
 from phalanx.node.data.rclone_remote import find_rclone
 from phalanx.node.files.job_accounts import first_closed_parent
+from phalanx.node.logic.accounts import NodeAccount
+from phalanx.node.prepare import data_mounts
 from tests.e2e import owners_rig
 from tests.object_rig import BUCKET, MOTO, faulty_store
 
@@ -211,6 +215,64 @@ def test_nothing_stays_mounted_after_a_killed_supervisor(head, store):
     wait_until(lambda: not mounts(head) and not rclones(head), "the program that it started unmounts")
 
 
+def mounted_job(head, store, **words):
+    job_id = submit(head, store, HOLD, **words)
+    wait_until(lambda: "holds" in output(head, job_id), "the rank holds a file")
+    return job_id
+
+
+def test_jobs_with_the_same_credentials_share_a_mount_which_goes_with_the_last(head, store):
+    first, second = mounted_job(head, store), mounted_job(head, store)
+    assert len(mounts(head)) == len(rclones(head)) == 1
+    assert "data train: mounted in " in output(head, first, "supervisor")
+    assert "data train: mounted already for another job, 0 bytes to copy" in output(head, second, "supervisor")
+    head.call("POST", f"/v1/jobs/{first}/cancel", {})
+    head.wait_for_state(first, "cancelled")
+    third = submit(head, store, READ)
+    head.wait_for_state(third, "succeeded")
+    assert hashlib.sha256(BIG).hexdigest() in output(head, third)
+    assert len(mounts(head)) == len(rclones(head)) == 1
+    (pid,) = rclones(head)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: "data train: rclone ended with code -9" in output(head, second, "supervisor"), "its log says so")
+    fourth = submit(head, store, READ)
+    head.wait_for_state(fourth, "succeeded")
+    assert hashlib.sha256(BIG).hexdigest() in output(head, fourth), "a new one takes the place of the broken one"
+    head.call("POST", f"/v1/jobs/{second}/cancel", {})
+    head.wait_for_state(second, "cancelled")
+    wait_until(lambda: not mounts(head) and not rclones(head), "it goes with the last")
+    assert not [place for place, _, names in os.walk(f"{head.home}/nodes") if "vfs" in place and names], "and its cache"
+
+
+def test_jobs_with_other_credentials_have_mounts_of_their_own(head, store):
+    first = mounted_job(head, store)
+    other = {**store.variables, "AWS_ACCESS_KEY_ID": "another"}
+    second = head.submit(
+        run=[sys.executable, "-c", HOLD],
+        gpus="1",
+        data={"train": f"s3://{BUCKET}/train", "mode": "mount"},
+        env=other,
+        workdir="/tmp",
+    )
+    wait_until(lambda: "holds" in output(head, second), "the rank holds a file")
+    assert len(mounts(head)) == len(rclones(head)) == 2
+    for job_id in (first, second):
+        head.call("POST", f"/v1/jobs/{job_id}/cancel", {})
+        head.wait_for_state(job_id, "cancelled")
+
+
+def test_nothing_of_a_shared_mount_is_left_after_a_killed_supervisor(head, store):
+    for _ in range(2):
+        mounted_job(head, store)
+    assert len(mounts(head)) == 1
+    os.kill(head.node_pids("n0")[0], signal.SIGKILL)
+    wait_until(lambda: not mounts(head) and not rclones(head), "the program that it started unmounts")
+    wait_until(
+        lambda: not [place for place, _, _ in os.walk(f"{head.home}/nodes") if place.endswith("/vfs")],
+        "no cache is left",
+    )
+
+
 def test_the_next_supervisor_unmounts_what_a_killed_node_left(store):
     with bench_cluster("1x2", revive_s=1.0) as head:
         holding(head, store)
@@ -278,7 +340,7 @@ def program(tmp_path, endpoint, by="root", **account):
     order = {
         "rclone": str(rclone),
         "folder": str(folder),
-        "sources": [["train", f"s3://{BUCKET}/train"]],
+        "source": f"s3://{BUCKET}/train",
         "variables": variables,
         "account": {} if by == "fusermount3" else account,
         "uid": account.get("user", 0),
@@ -340,13 +402,11 @@ def rclone_of(tmp_path):
 
 def test_the_cache_stays_within_its_bound(store, tmp_path):
     with program(tmp_path, store.variables["AWS_ENDPOINT_URL"]) as process:
-        path = json.loads(process.stdout.readline())["paths"]["train"]
+        path = json.loads(process.stdout.readline())["path"]
         assert hashlib.sha256(Path(f"{path}/sub/big.bin").read_bytes()).hexdigest() == hashlib.sha256(BIG).hexdigest()
 
         def cached_bytes():
-            files = [
-                Path(at) / name for at, _, names in os.walk(tmp_path / "cache" / "train" / "vfs") for name in names
-            ]
+            files = [Path(at) / name for at, _, names in os.walk(tmp_path / "cache" / "vfs") for name in names]
             return sum(one.stat().st_blocks * 512 for one in files)
 
         wait_until(lambda: cached_bytes() <= 1 << 20, "a file of 5 MB is dropped from a cache of 1 MB", every_s=0.5)
@@ -365,8 +425,8 @@ def test_an_account_reads_its_mount_and_another_does_not(store, by):
             folder, store.variables["AWS_ENDPOINT_URL"], by, user=65534, group=65534, extra_groups=[]
         ) as process:
             answer = json.loads(process.stdout.readline())
-            assert "paths" in answer, answer
-            path = answer["paths"]["train"]
+            assert "path" in answer, answer
+            path = answer["path"]
             assert [os.stat(f"/proc/{pid}").st_uid for pid in rclone_of(folder)] == [65534]
             for uid, said in ((65534, b"hello"), (61002, b"")):
                 read = subprocess.run(
@@ -374,6 +434,46 @@ def test_an_account_reads_its_mount_and_another_does_not(store, by):
                 )
                 assert read.stdout == said
                 assert (read.returncode == 0) == bool(said)
+
+
+def test_jobs_of_one_account_share_a_mount_that_no_other_account_reads(store, monkeypatch):
+    nobody, other = (
+        NodeAccount(name=f"u{uid}", uid=uid, gid=uid, groups=(uid,), home="/", shell="/bin/sh")
+        for uid in (65534, 61002)
+    )
+    with tempfile.TemporaryDirectory() as made:  # pytest's own is closed to other accounts
+        folder = Path(made)
+        folder.chmod(0o711)
+        found = find_rclone(os.environ["PATH"])
+        assert found is not None
+        shutil.copy(found, folder / "rclone")
+        monkeypatch.setattr(data_mounts, "find_rclone", lambda _path: str(folder / "rclone"))
+        mounts = data_mounts.DataMounts(
+            folder=str(folder / "own"), shared_folder=str(folder / "shared"), path=os.environ["PATH"]
+        )
+
+        def held(account):
+            member: Any = SimpleNamespace(account=account, cancelled=threading.Event())
+            sources = (("train", f"s3://{BUCKET}/train"),)
+            return mounts.hold(
+                member, sources, store.variables, lambda: os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
+            )
+
+        def reads(account, path):
+            words = ["cat", f"{path}/a.txt"]
+            return subprocess.run(
+                words, user=account.uid, group=account.gid, extra_groups=[], capture_output=True, check=False
+            ).stdout
+
+        with held(nobody) as first, held(nobody) as second, held(other) as third:
+            assert first == second != third
+            assert [reads(nobody, first["train"]), reads(other, first["train"])] == [b"hello", b""]
+            assert [reads(other, third["train"]), reads(nobody, third["train"])] == [b"hello", b""]
+            assert sorted(os.stat(f"/proc/{pid}").st_uid for pid in rclone_of(folder)) == [61002, 65534]
+        assert not fuse_mounts.mounts_below(made)
+        assert not rclone_of(folder)
+        assert os.listdir(folder / "shared") == ["caches"]
+        assert os.listdir(folder / "shared/caches") == []
 
 
 @pytest.mark.skipif(bool(owners_rig.unfit()), reason=owners_rig.unfit() or "root")

@@ -1,9 +1,9 @@
-"""Mounts the object stores that a job names: `python -I -m phalanx.node.data.mount_main`, one process for each member with mounts.
+"""Mounts one object store: `python -I -m phalanx.node.data.mount_main`, one process for each mount of a node.
 
-Started by `prepare.data_mounts` as the supervisor's account. It reads one line of JSON from its input (`MountOrder`), mounts each source by a
-program `rclone` that runs under the job's account, and writes one line: {"paths": {name: path}} or {"why": text, "charge": bool}. Later errors of rclone
-go to its error output, the job's log. It unmounts and ends when its input ends, so no mount outlives its supervisor. If it is killed itself, the
-kernel kills each rclone.
+Started by `prepare.shared_mount` as the supervisor's account. It reads one line of JSON from its input, mounts the source by a program `rclone`
+that runs under the job's account, and writes one line: {"path": path, "seconds": time} or {"why": text, "charge": bool}. If rclone ends later, a
+second line follows. Errors of rclone go to its error output, for the logs of the jobs. It unmounts, removes the cache and ends when its input ends,
+so no mount outlives its supervisor. If it is killed itself, the kernel kills rclone.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from phalanx.node.data import fuse_mounts
 from phalanx.node.data.rclone_remote import REMOTE, only_file, parent_with_file, remote_variables
+from phalanx.node.files.rmtree import remove_tree
 
 _PROBE_LIMIT_S: Final = 90.0
 _MOUNT_LIMIT_S: Final = 30.0
@@ -30,6 +31,7 @@ _POLL_S: Final = 0.02
 _SAID_WAIT_S: Final = 2.0  # rclone's line on an error comes after the error itself
 _END_LIMIT_S: Final = 5.0
 _LINE_MAX: Final = 300
+_MOUNTED: Final = "data"  # the folder of the mount
 _NOT_FOUND: Final = frozenset({3, 4})  # exit codes of rclone: no such folder, no such file
 _DENIED: Final = re.compile(
     r"AccessDenied|Access ?Denied|Forbidden|Unauthorized|StatusCode: 40[13]|\b40[13]\b|InvalidAccessKeyId|SignatureDoesNotMatch"
@@ -115,10 +117,9 @@ class _Programs:
 
 
 class _Log:
-    """The lines that one rclone writes: kept until the mount is up, then passed on to the job's log."""
+    """The lines that rclone writes: kept until the mount is up, then passed on."""
 
-    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
-        self._name = name
+    def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self._last = ""
         self._came = threading.Event()
@@ -142,15 +143,16 @@ class _Log:
                 self._last = text
                 self._came.set()
                 if self.passed_on and not self._ended:
-                    _say(f"data {self._name}: {text}")
+                    _say(text)
         code = self._process.wait()
         self._came.set()
         if self.passed_on and not self._ended:
-            _say(f"data {self._name}: rclone ended with code {code}; its files cannot be read from here on")
+            _say(f"rclone ended with code {code}; its files cannot be read from here on")
+            _answer({"ended": code})  # the next job gets a mount of its own
 
 
 def main() -> int:
-    """Serve one order; returns 0 if all of it was mounted."""
+    """Serve one order; returns 0 if it was mounted."""
     order: dict[str, Any] = json.loads(sys.stdin.readline())
     programs, ended, logs = _Programs(order), threading.Event(), list[_Log]()
 
@@ -162,46 +164,46 @@ def main() -> int:
         programs.kill()
 
     threading.Thread(target=watch_input, daemon=True).start()
-    answer: dict[str, object]
+    mounted = False
     try:
-        answer = {"paths": {name: _mount(order, programs, logs, name, source) for name, source in order["sources"]}}
+        began_s = time.monotonic()
+        path = _mount(order, programs, logs)
+        mounted = True
+        _answer({"path": path, "seconds": time.monotonic() - began_s})
+        for log in logs:
+            log.passed_on = True
     except _Failed as error:
-        answer = {"why": str(error), "charge": error.charge}
+        _answer({"why": str(error), "charge": error.charge})
     except (OSError, fuse_mounts.MountUnavailable) as error:
-        answer = {"why": f"data cannot be mounted on this node: {error}", "charge": False}
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-    if "paths" in answer:
+        _answer({"why": f"data cannot be mounted on this node: {error}", "charge": False})
+    if mounted:
         ended.wait()
     for log in logs:
         log.end()
     fuse_mounts.remove_mount_folders(order["folder"])
     programs.kill()
     programs.wait()
-    return 1 if "why" in answer else 0
+    remove_tree(order["cache"])
+    return 0 if mounted else 1
 
 
-def _mount(order: dict[str, Any], programs: _Programs, logs: list[_Log], name: str, source: str) -> str:
-    """Mount one source; returns the path that ranks get."""
-    began_s = time.monotonic()
-    variables = remote_variables(source, order["variables"])
-    file = ""
+def _mount(order: dict[str, Any], programs: _Programs, logs: list[_Log]) -> str:
+    """Mount the source; returns the path that ranks get."""
+    source, given = order["source"], order["variables"]
+    variables, file = remote_variables(source, given), ""
     if _is_file(programs, source, variables):
         parent, file = parent_with_file(source)
-        variables = remote_variables(parent, order["variables"]) | only_file(file)
-    path = os.path.join(order["folder"], name)
+        variables = remote_variables(parent, given) | only_file(file)
+    path = os.path.join(order["folder"], _MOUNTED)
     os.mkdir(path)
     process = _serve(order, programs, path, variables)
-    log = _Log(name, process)
+    log = _Log(process)
     logs.append(log)
     try:
         _wait_until_mounted(path, process)
         _read_first(path, file, source)
     except OSError as error:
         raise _failure(source, log.last()) from error
-    log.passed_on = True
-    bound = f"{order['cache_bytes'] >> 20} MiB"
-    _say(f"data {name}: mounted in {time.monotonic() - began_s:.1f}s, 0 bytes to copy; its cache takes up to {bound}")
     return os.path.join(path, file) if file else path
 
 
@@ -211,9 +213,8 @@ def _serve(order: dict[str, Any], programs: _Programs, path: str, variables: dic
     target = [f"/dev/fd/{own[0]}", "--allow-non-empty"] if own else [path]  # it cannot list a descriptor
     words = ["mount2", REMOTE, *target, "--read-only", "--dir-perms", "0500", "--file-perms", "0400"]
     words += ["--uid", str(order["uid"]), "--gid", str(order["gid"])]
-    # With a unit: rclone reads a bare number as KiB.
-    words += ["--cache-dir", os.path.join(order["cache"], os.path.basename(path))]
-    words += [
+    words += ["--cache-dir", order["cache"]]
+    words += [  # with a unit: rclone reads a bare number as KiB
         "--vfs-cache-max-size",
         f"{order['cache_bytes']}B",
         "--vfs-cache-min-free-space",
@@ -297,7 +298,12 @@ def _end_with_parent() -> None:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):
-        os.write(2, f"phalanx: {text}\n".encode())
+        os.write(2, f"{text}\n".encode())
+
+
+def _answer(words: dict[str, object]) -> None:
+    with contextlib.suppress(OSError):  # the supervisor is gone
+        os.write(1, f"{json.dumps(words)}\n".encode())
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ SINGLE_ACCOUNT: Final = JobAccountPolicy()
 
 def remove_empty_job_folders(folder: str) -> None:
     """Remove the folder of other accounts' jobs if it is empty."""
-    for name in ("attempts", "checkpoints", "mounts", ""):
+    for name in ("attempts", "checkpoints", "mounts/caches", "mounts", ""):
         with contextlib.suppress(OSError):  # absent, or not empty: the next incarnation of the supervisor may use it
             os.rmdir(os.path.join(folder, name))
 
