@@ -137,6 +137,10 @@ def test_figures_tell_what_is_used_borrowed_and_lent(head, operator):
     assert (blue.used_gpus, blue.lent_gpus, blue.room_gpus, blue.factor) == (0, 1, 1, 1.0)
     assert [(wait.jobs, wait.gpus) for wait in red.waiting] == [(1, 2)]
     assert operator.queue("red").used_gpus == 3
+    operator.put_queues([QueueSettings(id="blue", quota_gpus=40)])
+    assert operator.queue("blue").room_gpus == 1, "a quota larger than the fleet makes no room"
+    operator.drain("n0", "a fan")
+    assert operator.queue("blue").room_gpus == 0
 
 
 def delayed(head, monkeypatch, meanwhile):

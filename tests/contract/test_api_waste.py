@@ -21,7 +21,7 @@ from tests.contract.api_head import Supervisor
 WIDE = Terminal(width=160, height=40, interactive=False, colour=False, blocks=True)
 
 
-def spell(number, *, user="ada", kind=WasteKind.IDLE, for_s=3600, nodes=("n0",)):
+def spell(number, *, user="ada", kind=WasteKind.IDLE, for_s=3600, ended_s=3600, nodes=("n0",)):
     seen = WasteSighting(
         kind=kind,
         job=job(str(number), user=user),
@@ -29,12 +29,14 @@ def spell(number, *, user="ada", kind=WasteKind.IDLE, for_s=3600, nodes=("n0",))
         parts=(WastedPart(2000, 0),),
         held_milli=4000,
     )
-    return Spell(newest=seen, since_ms=0, seen_ms=for_s * 1000, after_ms=900_000, lost=2000 * for_s * 1000)
+    since_ms = (ended_s - for_s) * 1000
+    return Spell(newest=seen, since_ms=since_ms, seen_ms=ended_s * 1000, after_ms=900_000, lost=2000 * for_s * 1000)
 
 
 @pytest.fixture
 def found(head):
-    spells = (spell(1), spell(2, user="bob", kind=WasteKind.LOW), spell(3, for_s=60))
+    over = spell(4, user="eve", for_s=60, ended_s=3590)  # no waste any more, and never an alarm
+    spells = (spell(1), spell(2, user="bob", kind=WasteKind.LOW), spell(3, for_s=60), over)
     head.usage._monitor.now = WasteNow(3_600_000, spells, {"idle": 4})
 
 

@@ -56,6 +56,7 @@ def head_with(folder, jobs_of_each_state, queue_names=("default",)):
             pending_jobs=lambda: [one for one in jobs if one.state is JobState.PENDING],
             live_attempts=lambda: [(one, store.attempts(one.id)[0]) for one in jobs if one.state is JobState.RUNNING],
             fleet_capacity=lambda: Resources(8000),
+            fleet_nodes=lambda: [node()],
         ),
         version="1",
         output_root="/outputs",

@@ -104,6 +104,8 @@ def test_progress_says_what_the_replicas_do_that_are_not_ready_and_what_to_type(
     failing = replica(9, attempt_state=None, restarts=1)
     assert waiting_hint(detail([failing]), 2) == "phalanx logs 9 prints why replica 9 ended"
     assert progress_text(detail([failing]), 2).endswith("replica 9 starting on n0 (restarted 1 time)")
+    moving = replica(9, attempt_state=None, nodes=[])
+    assert progress_text(detail([moving]), 2) == "revision 2: 0 of 2 ready; replica 9 starting"
     assert waiting_hint(detail(), 2) == ""
 
 

@@ -19,6 +19,7 @@ from phalanx.api.routes.access.people import check_name
 from phalanx.api.runtime import run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.core.errors import BadFile, BadRequest, Conflict, NotFound
+from phalanx.core.fleet.capacity import nodes_resources
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, QueueId
 from phalanx.core.resources import Extras
@@ -279,11 +280,14 @@ def read_queues(services: HeadServices, only: QueueId | None = None) -> list[Que
     """
     now_s = services.clock.now_s()
     queues = services.store.queues()
+    nodes = {node.id: node for node in services.controller.fleet_nodes() if node.schedulable}
+    free_milli = nodes_resources(nodes.values(), healthy=True).milli
     tree = FairShareTree(queues, services.controller.fleet_capacity(), services.store.records(QUEUE_USAGE), now_s)
     known = {queue.id for queue in queues}
     running: dict[QueueId, list[tuple[float, Extras]]] = {}
     counts = {queue.id: _JobCounts() for queue in queues if only in (None, queue.id)}
     for job, attempt in services.controller.live_attempts():
+        free_milli -= sum(grant.milli for grant in attempt.allocation.grants if grant.node_id in nodes)
         if job.queue in known:
             number, held = tree.job_node(job.queue), attempt.allocation.resources
             tree.add_running(number, job.user, held)
@@ -301,7 +305,13 @@ def read_queues(services: HeadServices, only: QueueId | None = None) -> list[Que
             _count_waiting(counts[job.queue], job, waits)
     spent = {record.queue: record for record in services.store.records(QUEUE_USAGE)}
     return [
-        _view(queue, tree, counts[queue.id], _other_s(queue, spent.get(queue.id), running.get(queue.id, ()), now_s))
+        _view(
+            queue,
+            tree,
+            counts[queue.id],
+            _other_s(queue, spent.get(queue.id), running.get(queue.id, ()), now_s),
+            max(0, free_milli),
+        )
         for queue in queues
         if queue.id in counts
     ]
@@ -331,7 +341,10 @@ def _count_waiting(counts: _JobCounts, job: Job, waits: Mapping[JobId, WaitReaso
     counts.first.setdefault(reason, detail)
 
 
-def _view(queue: Queue, tree: FairShareTree, counts: _JobCounts, other_s: dict[str, float]) -> QueueView:
+def _view(
+    queue: Queue, tree: FairShareTree, counts: _JobCounts, other_s: dict[str, float], free_milli: int
+) -> QueueView:
+    """Return the figures of a queue. `free_milli`: of the nodes that take work, thousandths of GPUs that no job holds."""
     whole = tree.subtree_node(queue.id)
     idle = max(0, tree.pool[whole] - tree.used[whole])
     waiting = [
@@ -366,7 +379,7 @@ def _view(queue: Queue, tree: FairShareTree, counts: _JobCounts, other_s: dict[s
         used_gpus=gpus_of(tree.held[whole]),
         borrowed_gpus=gpus_of(tree.borrowed_past_right(whole)),
         lent_gpus=gpus_of(max(0, idle - tree.available_milli(whole))),
-        room_gpus=gpus_of(tree.available_milli(tree.job_node(queue.id))),
+        room_gpus=gpus_of(min(free_milli, tree.available_milli(tree.job_node(queue.id)))),
         pending_gpus=gpus_of(counts.pending_milli),
         idle=_idle_settings(queue.idle),
         burst=None if queue.burst is None else str(queue.burst),

@@ -184,7 +184,8 @@ def _replica_text(job: JobView) -> str:
         return f"replica {job.id} pending: {wait_text(job.reason, job.detail) or 'not scheduled yet'}"
     times = f" (restarted {count(job.restarts, 'time')})" if job.restarts else ""
     copies = f": {text}" if (text := staging_text(job.staging)) else ""
-    return f"replica {job.id} {replica_state(job)} on {', '.join(job.nodes)}{times}{copies}"
+    where = f" on {', '.join(job.nodes)}" if job.nodes else ""  # between two attempts it has none
+    return f"replica {job.id} {replica_state(job)}{where}{times}{copies}"
 
 
 def _print_last_output(head: Client, job: JobView) -> None:

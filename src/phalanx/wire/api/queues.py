@@ -51,7 +51,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
         used_gpus: held by jobs.
         borrowed_gpus: held beyond `right_gpus`.
         lent_gpus: of `right_gpus`, now held by other queues; it would have to reclaim them.
-        room_gpus: GPUs that it may use now without reclaiming.
+        room_gpus: GPUs that it may use now without reclaiming: as many as its quota allows, and at most those that are free.
         idle: what happens to its jobs that do not use their GPUs; None: as in the queue above.
         alarms: seconds of waste after which it is an alarm, by kind; None for never.
         burst: when its jobs order nodes that cost money, as a queue file has it; None: as in the queue above.

@@ -48,11 +48,11 @@ def waste_view(
     early: bool,
     limit: int,
 ) -> WasteView:
-    """The list of waste, of the jobs of a user, project or queue, or of all."""
+    """The list of waste, of the jobs of a user, project or queue, or of all. What is no alarm yet is listed only while it lasts."""
     chosen = [
         spell
         for spell in found.spells
-        if (early or spell.alarmed)
+        if (spell.alarmed or (early and spell.seen_ms == found.at_ms))
         and (kind is None or spell.newest.kind is kind)
         and all(value is None or getattr(spell.newest.job, key, None) == value for key, value in only.items())
     ]
