@@ -17,6 +17,7 @@ import pytest
 from phalanx.api.app import build_app
 from phalanx.api.http import timeouts
 from phalanx.api.http.websocket_protocol import HeadWebSocketProtocol
+from phalanx.api.live import exec_start
 from phalanx.api.live.exec_sessions import OffsetBuffer
 from phalanx.api.services import ApiLimits
 from phalanx.core.access.node_tokens import attempt_key, seat_token
@@ -358,6 +359,35 @@ def test_command_that_the_node_refuses_is_told(call, job_id):
     printed(call, name_of(call), 0, exit_code=127, error="32 exec sessions are open on this node")
     error = user.frame()["error"]
     assert (error["code"], error["message"]) == ("conflict", "32 exec sessions are open on this node")
+
+
+def test_session_ends_with_its_attempt_although_its_node_reports_nothing(call, monkeypatch):
+    """Found by stopping a node under an open page: the session hung, as the node reported no end of the command."""
+    monkeypatch.setattr(exec_start, "_REPORTED_WITHIN_S", 0.5)
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    job_id = call.submit()
+    supervisor.run(job_id)
+    user = open_exec(call, job_id)
+    name = name_of(call)
+    assert given(call, name).data == b""
+    supervisor.end(job_id)
+    error = user.frame()["error"]
+    assert error["code"] == "conflict"
+    assert f"the attempt of job {job_id} has ended, and its node did not report" in error["message"]
+    until(lambda: gone(call, name))
+
+
+def test_exit_code_comes_also_just_after_the_end_of_the_attempt(call):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    job_id = call.submit()
+    supervisor.run(job_id)
+    user = open_exec(call, job_id)
+    name = name_of(call)
+    supervisor.end(job_id)
+    assert printed(call, name, 0, exit_code=137).status_code == 204
+    assert user.frame()["exit_code"] == 137
 
 
 def test_user_who_leaves_is_gone_for_the_node_at_once(call, job_id):

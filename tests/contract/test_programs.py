@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosed
 
 from phalanx.api.auth.browser_sessions import BrowserSession
 from phalanx.api.auth.program_access import TICKET_LIFETIME_S, TICKETS_PER_SESSION, ProgramAccess
+from phalanx.api.live import exec_start
 from phalanx.core.errors import NotSignedIn
 from phalanx.core.state.events import PutToken, RevokeToken
 from tests.contract import web_program
@@ -212,6 +213,10 @@ def test_addresses_that_lead_nowhere_are_told(head, call, job, port):
     reply = there("GET", f"/j/{waits}/{port}/", **PAGE)
     assert reply.status_code == 409
     assert f"job {waits} is pending" in reply.text
+    assert 'http-equiv="refresh" content="5"' in reply.text, "it may start soon"
+    assert call("user", "POST", f"/v1/jobs/{waits}/cancel").status_code == 200
+    ended = there("GET", f"/j/{waits}/{port}/", **PAGE)
+    assert (ended.status_code, "refresh" in ended.text) == (409, False), "it will not start again"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         closed = taken.getsockname()[1]
     reply = there("GET", f"/j/{job}/{closed}/", **PAGE)
@@ -285,6 +290,20 @@ def test_the_right_is_checked_again_while_a_socket_is_open(head, call, job, capl
             line.recv(20)
         assert line.close_code == 1011
     assert not [one for one in caplog.records if one.exc_info and one.name.startswith(("phalanx", "uvicorn"))]
+
+
+def test_an_open_socket_ends_with_the_attempt_although_its_node_reports_nothing(call, node, port, monkeypatch):
+    """Found by stopping a node: the page of a notebook stayed connected to nothing."""
+    monkeypatch.setattr(exec_start, "_REPORTED_WITHIN_S", 0.5)
+    job_id = call.submit(gpus=1)
+    node.run(job_id)
+    with web_program.echoing() as echo:
+        line = upgraded(call.url, f"/j/{job_id}/{echo}/", bearer("user"))
+        line.recv()
+        node.end(job_id, ranks=1)
+        with pytest.raises(ConnectionClosed):
+            line.recv(20)
+        assert (line.close_code, "its job or its node stopped" in line.close_reason) == (1011, True)
 
 
 def test_opening_is_in_the_audit_trail_once(head, call, node, job, port):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 from phalanx.api.live.exec_sessions import HeadExecSession
 from phalanx.api.runtime import ApiRuntime
 from phalanx.api.services import HeadServices
@@ -13,6 +16,8 @@ from phalanx.core.work.attempt import Attempt, AttemptState
 from phalanx.core.work.job import Job
 from phalanx.wire.api.execs import ExecBody
 from phalanx.wire.supervisor import OpenExec
+
+_REPORTED_WITHIN_S: Final = 5.0  # a live node reports the end of a command before that of its attempt, or soon after
 
 
 def running_attempt(services: HeadServices, job: Job, node_rank: int, *, needed_by: str) -> Attempt:
@@ -36,6 +41,30 @@ def running_attempt(services: HeadServices, job: Job, node_rank: int, *, needed_
     if not 0 <= node_rank < nodes:
         raise BadRequest(f"node rank {node_rank}: job {job.id} has {nodes} nodes", hint="node ranks start at 0")
     return attempt
+
+
+def check_while_running(services: HeadServices, attempt: Attempt, check: Callable[[], None]) -> Callable[[], None]:
+    """Return a check to repeat while a session is open: `check`, and that the attempt has not ended.
+
+    A node reports the end of each command by itself. One that died, or whose network is lost, does not: without this, the session hangs.
+    """
+    ended_s: float | None = None
+
+    def run() -> None:
+        nonlocal ended_s
+        check()
+        newest = services.store.attempts(attempt.job_id)[-1:]
+        if newest and newest[0].epoch == attempt.epoch and newest[0].state is not AttemptState.ENDED:
+            return
+        now_s = services.clock.boottime_s()
+        ended_s = now_s if ended_s is None else ended_s
+        if now_s - ended_s >= _REPORTED_WITHIN_S:
+            raise Conflict(
+                f"the attempt of job {attempt.job_id} has ended, and its node did not report how this session did",
+                hint=Hint(HintCode.SHOW_JOB, job=attempt.job_id),
+            )
+
+    return run
 
 
 def start_exec(runtime: ApiRuntime, user: UserId, attempt: Attempt, body: ExecBody) -> HeadExecSession:

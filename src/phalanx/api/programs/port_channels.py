@@ -10,7 +10,7 @@ from typing import Final
 
 from phalanx.api.auth.audited_call import CURRENT_CALL, AuditedCall
 from phalanx.api.live.exec_sessions import HeadExecSession
-from phalanx.api.live.exec_start import running_attempt, start_exec
+from phalanx.api.live.exec_start import start_exec
 from phalanx.api.programs.port_streams import PortChannel, PortStream
 from phalanx.api.programs.targets import ProgramTarget
 from phalanx.api.runtime import ApiRuntime
@@ -18,6 +18,7 @@ from phalanx.api.services import per_user_share
 from phalanx.core.access.audit import AuditCall
 from phalanx.core.errors import TryLater
 from phalanx.core.ids import Epoch, JobId, UserId
+from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.wire.api.execs import ExecBody
 from phalanx.wire.stream_relay import relay_command
@@ -57,13 +58,14 @@ class PortChannels:
             if not self._streams[user]:
                 del self._streams[user]
 
-    async def connect(self, user: UserId, job: Job, target: ProgramTarget, call: AuditCall) -> PortStream:
-        """Open a connection to a port. The first one of a channel leaves a line in the audit trail. The caller was authorised.
+    async def connect(
+        self, user: UserId, job: Job, attempt: Attempt, target: ProgramTarget, call: AuditCall
+    ) -> PortStream:
+        """Open a connection to a port in a running attempt. The first one of a channel leaves a line in the audit trail. The caller was authorised.
 
         Raises:
-            PhalanxError: the job does not run, its node is away, or too many sessions are open.
+            PhalanxError: its node is away, or too many sessions are open.
         """
-        attempt = running_attempt(self._runtime.services, job, target.node_rank, needed_by=f"port {target.port}")
         key = (user, job.id, attempt.epoch, target.node_rank)
         channel = self._open.get(key)
         if channel is None or not channel.is_open:

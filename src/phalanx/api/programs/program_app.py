@@ -26,6 +26,7 @@ from phalanx.api.auth.session_cookie import program_value, session_secrets, set_
 from phalanx.api.http.errors import error_response
 from phalanx.api.http.security import PROGRAMS_PATH, SecurityMiddleware, host_name, is_foreign
 from phalanx.api.http.websocket_protocol import MESSAGE_LIMIT_SETTER
+from phalanx.api.live.exec_start import check_while_running, running_attempt
 from phalanx.api.pages.responses import asset_response, page_response
 from phalanx.api.programs.forwarded_headers import ProgramAddress
 from phalanx.api.programs.http_forwarding import BrowserLeft, HttpForwarding, NothingListens
@@ -35,15 +36,17 @@ from phalanx.api.programs.websocket_forwarding import MESSAGE_BYTES_MAX, WebSock
 from phalanx.api.runtime import ApiRuntime
 from phalanx.api.services import ProgramListener
 from phalanx.core.access.caller import Caller
-from phalanx.core.errors import NotFound, NotPermitted, NotSignedIn, PhalanxError
+from phalanx.core.errors import Conflict, NotFound, NotPermitted, NotSignedIn, PhalanxError
 from phalanx.core.hints import Hint, HintCode
-from phalanx.core.work.job import Job
+from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.users import Action
 from phalanx.web.assets import load_assets
 from phalanx.web.program_pages import leading_page, problem_page, sign_in_again_page
 
 _log: Final = logging.getLogger("phalanx.api")
 _ASSETS: Final = "/.phalanx/"
+_AGAIN_S: Final = 5  # until the page of a job that waits, or of a node that is away, is tried again
+_LIVE: Final = frozenset({JobState.PENDING, JobState.RUNNING})
 _HEADERS: Final = ((b"referrer-policy", b"same-origin"),)
 _AUTHORIZATION: Final = frozenset({b"authorization"})
 _SCHEMES: Final = {"ws": "http", "wss": "https"}
@@ -124,7 +127,9 @@ class ProgramApp:
         )
         call = audit_call_of(connection, caller, f"{PROGRAMS_PATH}{{address}}")
         with self._channels.place_for(caller.user):
-            stream = await self._channels.connect(caller.user, job, target, call)
+            attempt = running_attempt(self._runtime.services, job, target.node_rank, needed_by=f"port {target.port}")
+            stream = await self._channels.connect(caller.user, job, attempt, target, call)
+            check = check_while_running(self._runtime.services, attempt, check)
             try:
                 if scope["type"] == "websocket":
                     websocket = WebSocket(scope, receive, send)
@@ -290,8 +295,17 @@ class ProgramApp:
             return page_response(
                 request, sign_in_again_page(self._head_url(connection) + path, assets=self._assets), 401
             )
-        again_s = 2 if isinstance(error, NothingListens) else None
+        again_s = self._again_s(error, None if found is None else found[0])
         return page_response(request, problem_page(error, assets=self._assets, again_s=again_s), error.http_status)
+
+    def _again_s(self, error: PhalanxError, target: ProgramTarget | None) -> int | None:
+        """After how many seconds the page of a refusal tries again; None if that does not help."""
+        if isinstance(error, NothingListens):
+            return 2
+        if isinstance(error, Conflict) and target is not None:  # the caller may see the job, which waits or starts anew
+            job = self._runtime.services.store.job(target.job_id)
+            return _AGAIN_S if job is not None and job.state in _LIVE and job.parked_s is None else None
+        return _AGAIN_S if error.retry_helps else None
 
     def _head_url(self, connection: HTTPConnection) -> str:
         scheme = connection.scope["scheme"]

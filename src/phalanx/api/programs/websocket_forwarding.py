@@ -21,6 +21,7 @@ from phalanx.api.programs.port_streams import PortStream, PortStreamBroken
 
 MESSAGE_BYTES_MAX: Final = 16 << 20  # in each direction: a picture or table of a notebook, a pasted file
 _ABNORMAL: Final = 1011
+_WHY: Final = "the connection to the program ended: it, its job or its node stopped"
 _GIVEN_CODES: Final = frozenset({CloseCode.NO_STATUS_RCVD, CloseCode.ABNORMAL_CLOSURE, CloseCode.TLS_HANDSHAKE})
 _SOCKET_HEADERS: Final = frozenset(
     (
@@ -94,7 +95,7 @@ class WebSocketForwarding:
             await asyncio.gather(*sides, return_exceptions=True)
             if self._websocket.application_state is WebSocketState.CONNECTED:
                 with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-                    await self._websocket.close(_ABNORMAL)
+                    await self._websocket.close(_ABNORMAL, _WHY)
 
     async def _handshake(self) -> HandshakeResponse:
         while True:

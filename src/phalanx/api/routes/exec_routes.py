@@ -11,7 +11,7 @@ from phalanx.api.auth.authenticator import authorize_job, reauthorize
 from phalanx.api.http.errors import SlowBody
 from phalanx.api.http.routing import RouteTable
 from phalanx.api.live.exec_relay import ExecRelay, check_terminal_size, decode_frame
-from phalanx.api.live.exec_start import running_attempt, start_exec
+from phalanx.api.live.exec_start import check_while_running, running_attempt, start_exec
 from phalanx.api.runtime import caller_of, reauthorize_caller, runtime_of
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId
@@ -50,7 +50,7 @@ async def run_exec(websocket: WebSocket) -> None:
     still()
     session = start_exec(runtime, caller.user, attempt, body)
     try:
-        await ExecRelay(runtime, websocket, session, still).run()
+        await ExecRelay(runtime, websocket, session, check_while_running(services, attempt, still)).run()
     finally:
         runtime.sessions.remove(session)
 
