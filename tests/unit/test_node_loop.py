@@ -20,8 +20,9 @@ from phalanx.node.probes import sampling
 from phalanx.node.probes.devices import node_facts
 from phalanx.node.probes.sampling import Sampler
 from phalanx.node.probes.virtual_devices import VirtualProbe
+from phalanx.node.shell.node_settings import NodeSettings
 from phalanx.node.shell.process_control import KILL_THREADS
-from phalanx.node.shell.supervisor_loop import NodeSettings, SupervisorLoop
+from phalanx.node.shell.supervisor_loop import SupervisorLoop
 from tests.unit.test_unshared_folders import make_prepare, member
 
 PATIENCE_S = 100.0

@@ -75,7 +75,8 @@ from phalanx.node.probes import sysfs
 from phalanx.node.probes.devices import DeviceFacts, DeviceProbe, NodeFacts, node_facts
 from phalanx.node.probes.link_probe import LinkProbeListener
 from phalanx.node.processes.file_limits import raise_file_limit
-from phalanx.node.shell.supervisor_loop import NodeSettings, SupervisorLoop
+from phalanx.node.shell.node_settings import NodeSettings
+from phalanx.node.shell.supervisor_loop import SupervisorLoop
 from phalanx.wire.rank import RankStopReason
 
 _KEPT: Final = "PHALANX_NODE_KEY"

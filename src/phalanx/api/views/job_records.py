@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from phalanx.api.views.tracker_links import tracker_links
+from phalanx.api.views.tracker_links import may_have_links, tracker_links
 from phalanx.core.accounting.usage_alarms import Spell, WasteSighting
 from phalanx.core.ids import Generation, NodeId
 from phalanx.core.lifecycle.transitions import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET
@@ -220,7 +220,7 @@ def used_budgets(job: Job) -> list[str]:
 
 def _links(job: Job) -> list[JobLinkView]:
     """The links to its runs at trackers."""
-    if job.replica is not None:
+    if job.replica is not None or not may_have_links(job.spec.env):
         return []
     tracked = tracked_job(job.spec, job.id, job.folder, None if job.array is None else job.array.array_id)
     return tracker_links(tracked, dict(job.spec.env))

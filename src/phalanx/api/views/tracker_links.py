@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import quote, urlsplit
 
@@ -11,6 +11,7 @@ from phalanx.core.work.job_file.trackers import TrackedJob
 from phalanx.wire.api.jobs import JobLinkView
 
 _WANDB_URL: Final = "https://wandb.ai"
+_NEEDED: Final = ("WANDB_ENTITY", "MLFLOW_TRACKING_URI")
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -29,6 +30,11 @@ def tracker_links(job: TrackedJob, env: Mapping[str, str]) -> list[JobLinkView]:
         wanted = f"/#/experiments/{experiment}" if experiment.isdecimal() else "/"
         found.append(JobLinkView(name="mlflow", url=f"{address}{wanted}"))
     return found
+
+
+def may_have_links(variables: Iterable[tuple[str, str]]) -> bool:
+    """Whether a job has a variable without which it has no link: most jobs have none, and the views of many jobs are made at once."""
+    return any(name in _NEEDED for name, _ in variables)
 
 
 def _web_address(text: str) -> str:

@@ -565,9 +565,10 @@ def report_last_checkpoint(member: LocalMember, now: StepClock) -> MemberTransit
 
 
 def _report_saved(member: LocalMember, now: StepClock) -> MemberTransition:
-    report, unneeded = member.checkpoint_reports.pending, member.checkpoint_reports.removable_paths
+    report = member.checkpoint_reports.pending
     if report is None:
         return member, []
+    unneeded = member.checkpoint_reports.removable_paths
     actions: list[SupervisorAction] = [SendEvent(event=checkpoint_event(report, member.grant.node_id))]
     prepare = member.prepare
     paths = tuple(path for path in unneeded if path.startswith(f"{prepare.checkpoint_dir}/"))

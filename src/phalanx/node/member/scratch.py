@@ -65,14 +65,6 @@ class Scratch:
         """The spool file of a stream."""
         return self.private(stream + _LOG)
 
-    def streams(self) -> list[str]:
-        """The streams that have a spool file, sorted."""
-        try:
-            names = os.listdir(self.supervisor_path or self.path)
-        except FileNotFoundError:
-            return []
-        return sorted(name.removesuffix(_LOG) for name in names if name.endswith(_LOG))
-
     def make(self) -> None:
         """Create the folders. Idempotent.
 

@@ -16,7 +16,7 @@ from phalanx.node.processes.proctable import (
     ProcessRow,
     descendants,
     process_environment,
-    read_table,
+    read_below,
 )
 
 COUNTER = "rank_cpu"
@@ -90,7 +90,7 @@ class VirtualProbe:
 
     def sample(self) -> tuple[DeviceReading, ...]:
         """CPU use since the previous sample as a share of one core (more counts as 1), and resident memory; idle slots show 0."""
-        table = read_table() if self._bound else {}  # reading it costs milliseconds on a machine with many processes
+        table = read_below({tenant.keeper for tenants in self._bound.values() for tenant in tenants})
         now = self._clock()
         processes = self._processes(table)
         samples = []

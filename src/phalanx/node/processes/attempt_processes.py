@@ -44,7 +44,7 @@ from phalanx.wire.rank import boottime_ns
 if TYPE_CHECKING:
     from phalanx.node.processes.zygote import Zygote
 
-_IDLE_KEEPERS_MAX: Final = 8  # 2 MB each
+_IDLE_KEEPERS_MAX: Final = 32  # 2 MB each; as many jobs without GPUs, or with shares of them, may run at once
 _BASH: Final = ("bash", "-c")
 NOT_FOUND: Final = 127  # as in every shell
 NOT_EXECUTABLE: Final = 126

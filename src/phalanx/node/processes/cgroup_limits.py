@@ -83,7 +83,8 @@ class CgroupV1Limits(AttemptLimits):
         self._kills_before = 0
         try:
             for folder in self.folders:
-                os.makedirs(folder, exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder)
             weigh_v1(cpu, limits.share_cpus)
             self._set_quota(cpu, limits.cpus)
             if limits.memory_bytes:

@@ -132,13 +132,16 @@ class Cgroup:
         self.folder = folder
 
     def create(self) -> None:
-        """Create the folder; one left by a dead supervisor of the same key is reused, thawed.
+        """Create the folder below an existing one; one left by a dead supervisor of the same key is reused, thawed.
 
         Raises:
+            FileNotFoundError: the group above does not exist.
             OSError: it cannot be created.
         """
-        os.makedirs(self.folder, exist_ok=True)
-        self.thaw()
+        try:
+            os.mkdir(self.folder)
+        except FileExistsError:
+            self.thaw()
 
     def members(self) -> set[int]:
         """The pids in this group and its descendants. The kernel lists zombies until they are reaped."""
@@ -196,6 +199,9 @@ class Cgroup:
 
     def remove(self) -> bool:
         """Remove it with all descendants; False if a process still lives in it."""
+        with contextlib.suppress(OSError):  # the usual case: it is empty
+            os.rmdir(self.folder)
+            return True
         limit = time.monotonic() + _REMOVE_LIMIT_S
         while True:
             for folder, _, _ in os.walk(self.folder, topdown=False):

@@ -313,11 +313,13 @@ class ContainmentFactory:
         """
         try:
             return self._prepare(key.generation_name, limits)
-        except FileNotFoundError:  # the keeper of the node's last attempt removed the node's cgroup just now
+        except FileNotFoundError:  # the first attempt, or the keeper of the last one removed the node's groups
+            if self._folder is not None:
+                os.makedirs(self._folder, exist_ok=True)
+            self.limits.create_node_groups()
             return self._prepare(key.generation_name, limits)
 
     def _prepare(self, name: str, limits: JobLimits) -> tuple[cgroups.Cgroup | None, AttemptLimits]:
-        self.limits.create_node_groups()
         if self._folder is None:
             return None, self.limits.open(name, limits, None)
         cgroup = cgroups.Cgroup(f"{self._folder}/{name}")

@@ -59,6 +59,14 @@ _RESTORED = (
 _KEPT_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # every Python program starts with these two ignored
 _JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}  # keyctl(2) by number; operation 1
 _libc = ctypes.CDLL(None, use_errno=True)
+_DIE_WITH_PARENT = (
+    ctypes.c_int(PR_SET_PDEATHSIG),
+    *(ctypes.c_ulong(value) for value in (signal.SIGKILL, 0, 0, 0)),
+)
+
+
+def do_nothing(*_: object) -> None:
+    """Handle a signal that must not end a keeper. Unlike SIG_IGN, exec does not pass it on to a rank."""
 
 
 class TaskRefused(Exception):
@@ -68,6 +76,16 @@ class TaskRefused(Exception):
         super().__init__(stage, number)
         self.stage = stage
         self.number = number
+
+
+class _Launch(NamedTuple):
+    """All of a task that is known before the fork. A forked Python copies each page that it touches, so the child does system calls only."""
+
+    groups: list[int]  # open cgroup.procs of each group
+    score: bytes  # for /proc/self/oom_score_adj
+    programs: list[str]  # paths to try, in order
+    words: list[bytes]
+    env: dict[bytes, bytes]
 
 
 class WarmRank(NamedTuple):
@@ -136,11 +154,16 @@ class Keeper:
         self._tasks: dict[int, str] = {}
         self._populated = False
         self._wake = ChildExitNotifier()
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def run(self) -> WarmRank | None:
         """Serve until the supervisor closes the socket; returns a Rank in each warm rank, None in the keeper itself."""
         prctl(PR_SET_NAME, b"phx-keeper")
         prctl(PR_SET_CHILD_SUBREAPER, 1)
+        for number in _KEPT_BY_PYTHON:
+            signal.signal(number, do_nothing)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        _close_all_on_exec()
         poll = select.poll()
         poll.register(self._wake.descriptor, select.POLLIN)
         poll.register(self._channel.fileno(), select.POLLIN)
@@ -166,65 +189,90 @@ class Keeper:
         """Start one task and answer; returns a value only in a warm rank."""
         output = descriptors[0]
         outcome, outcome_of_child = os.pipe()
-        pid = -1
+        groups: list[int] = []
         try:
+            groups = _open_groups(self._confinement["cgroups"])
+            launch = _prepare_launch(request, self._confinement, groups)
+            os.umask(request["umask"])  # the child inherits it; a keeper makes no files
             pid = os.fork()
             if pid == 0:
+                if request["warm"] is None:
+                    self._exec(request, launch, output, outcome_of_child)
                 os.close(outcome)
-                return self._become_rank(request, output, outcome_of_child)
+                return self._become_rank(request, launch, output, outcome_of_child)
             os.close(outcome_of_child)
+            outcome_of_child = -1
             _await_start(pid, outcome)
         except TaskRefused as refusal:
             self._send({"op": "refused", "task": request["task"], "stage": refusal.stage, "errno": refusal.number})
         except OSError as error:  # the fork itself: EAGAIN over the process limit, ENOMEM
-            os.close(outcome_of_child)
             self._send({"op": "refused", "task": request["task"], "stage": "fork", "errno": error.errno})
         else:
             self._tasks[pid] = request["task"]
             self._populated = True
             self._send({"op": "spawned", "task": request["task"], "pid": pid})
-        os.close(outcome)
-        os.close(output)
+        for descriptor in (*groups, outcome, output, outcome_of_child):
+            if descriptor >= 0:
+                os.close(descriptor)
         self._reap()
         return None
 
-    def _become_rank(self, request: dict[str, Any], output: int, outcome: int) -> WarmRank:
-        """Turn this fork into the rank: enter its cgroup first, then return into the zygote or exec."""
-        warm = request["warm"] is not None
+    def _exec(self, request: dict[str, Any], launch: _Launch, output: int, outcome: int) -> NoReturn:
+        """Turn this fork into the rank: enter its groups first, then exec. All other descriptors and the signal handlers end with the exec."""
         stage = "fork"
         try:
             os.setsid()
             stage = "cgroup"
-            _confine(self._confinement)
+            _enter(launch, self._confinement["cpus"])
             stage = "fork"
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != self._pid:
-                os._exit(125)  # the keeper died before PDEATHSIG was set
-            self._wake.close_in_child()
-            self._channel.detach()
-            for number in _RESTORED:
-                if not (warm and number in _KEPT_BY_PYTHON):
-                    signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, [])
-            outcome = _arrange_descriptors(output, outcome)
-            os.umask(request["umask"])
+            self._die_with_keeper()
+            os.dup2(self._null, 0)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
             if request["account"] is not None:
                 stage = "account"
                 _become(request["account"])
-                prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the kernel clears it on a change of user
-                if os.getppid() != self._pid:
-                    os._exit(125)
+                self._die_with_keeper()  # the kernel clears it on a change of user
             stage = "cwd"
             os.chdir(request["cwd"])
-            if warm:
-                os.close(outcome)
-                return WarmRank(request)
             stage = "exec"
-            os.execvpe(request["command"][0], request["command"], request["env"])  # noqa: S606  the user's own command
+            _exec_first(launch)
         except OSError as error:
             _fail(outcome, stage, error.errno or errno.EIO)
         except ValueError:  # a NUL in a word or an "=" in a variable's name
             _fail(outcome, stage, errno.EINVAL)
+
+    def _become_rank(self, request: dict[str, Any], launch: _Launch, output: int, outcome: int) -> WarmRank:
+        """Turn this fork into a warm rank: enter its groups first, then return into the zygote."""
+        stage = "fork"
+        try:
+            os.setsid()
+            stage = "cgroup"
+            _enter(launch, self._confinement["cpus"])
+            stage = "fork"
+            self._die_with_keeper()
+            self._wake.close_in_child()
+            self._channel.detach()
+            for number in _RESTORED:
+                signal.signal(number, signal.SIG_IGN if number in _KEPT_BY_PYTHON else signal.SIG_DFL)
+            outcome = _arrange_descriptors(self._null, output, outcome)
+            if request["account"] is not None:
+                stage = "account"
+                _become(request["account"])
+                self._die_with_keeper()
+            stage = "cwd"
+            os.chdir(request["cwd"])
+            os.close(outcome)
+            return WarmRank(request)
+        except OSError as error:
+            _fail(outcome, stage, error.errno or errno.EIO)
+
+    def _die_with_keeper(self) -> None:
+        """Let the kernel kill this rank when its keeper dies; exit if it is dead already."""
+        if _libc.prctl(*_DIE_WITH_PARENT) != 0:
+            raise OSError(ctypes.get_errno(), "PR_SET_PDEATHSIG")
+        if os.getppid() != self._pid:
+            os._exit(125)
 
     def _reap(self) -> None:
         """Report every task that ended; adopted processes are reaped without a report."""
@@ -308,14 +356,96 @@ def _fail(outcome: int, stage: str, number: int) -> NoReturn:
     os._exit(127)
 
 
-def _confine(confinement: dict[str, Any]) -> None:
-    """Move this process into its cgroups, bind it to its CPUs, and set its score when memory runs out."""
-    for folder in confinement["cgroups"]:
-        _write(f"{folder}/cgroup.procs", b"0")
-    if confinement["cpus"]:
-        os.sched_setaffinity(0, confinement["cpus"])
+def _open_groups(folders: list[str]) -> list[int]:
+    """Open cgroup.procs of each group.
+
+    Raises:
+        TaskRefused: one cannot be opened.
+    """
+    opened: list[int] = []
+    try:
+        opened.extend(os.open(f"{folder}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in folders)
+    except OSError as error:
+        for descriptor in opened:
+            os.close(descriptor)
+        raise TaskRefused("cgroup", error.errno or errno.EIO) from error
+    return opened
+
+
+def _prepare_launch(request: dict[str, Any], confinement: dict[str, Any], groups: list[int]) -> _Launch:
+    """Encode words and environment, and find the program.
+
+    Raises:
+        TaskRefused: they cannot be encoded.
+    """
+    command, env = request["command"], request["env"]
+    try:
+        return _Launch(
+            groups,
+            str(confinement["oom_score_adj"]).encode(),
+            _find_programs(command[0], env, is_other_account=request["account"] is not None),
+            [os.fsencode(word) for word in command],
+            {os.fsencode(name): os.fsencode(value) for name, value in env.items()},
+        )
+    except ValueError as error:
+        raise TaskRefused("exec", errno.EINVAL) from error
+
+
+def _find_programs(name: str, env: dict[str, str], *, is_other_account: bool) -> list[str]:
+    """The paths that execvp would try, in order, without those where no file is."""
+    if "/" in name:
+        return [name]
+    paths = [os.path.join(folder, name) for folder in os.get_exec_path(env)]
+    if is_other_account:  # it may see other files
+        return paths
+    return [path for path in paths if not path.startswith("/") or _may_exist(path)] or paths
+
+
+def _may_exist(path: str) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _exec_first(launch: _Launch) -> NoReturn:
+    """Run the first program that can be run, as execvp does.
+
+    Raises:
+        OSError: of the first that exists, else of the last.
+        ValueError: a word or a variable is invalid.
+    """
+    refusal: OSError | None = None
+    missing: OSError | None = None
+    for path in launch.programs:
+        try:
+            os.execve(path, launch.words, launch.env)  # noqa: S606  the user's own command
+        except (FileNotFoundError, NotADirectoryError) as error:
+            missing = error
+        except OSError as error:
+            refusal = refusal or error
+    raise refusal or missing or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _close_all_on_exec() -> None:
+    """Mark all descriptors but the standard ones close-on-exec: modules that a zygote imported may have opened some."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # the descriptor of the listing is closed already
+                os.set_inheritable(int(name), False)
+
+
+def _enter(launch: _Launch, cpus: list[int]) -> None:
+    """Move this process into its groups, bind it to its CPUs, and set its score when memory runs out."""
+    for group in launch.groups:
+        os.write(group, b"0")
+    if cpus:
+        os.sched_setaffinity(0, cpus)
     with contextlib.suppress(OSError):  # some containers forbid it; the score is advice to the kernel
-        _write("/proc/self/oom_score_adj", str(confinement["oom_score_adj"]).encode())
+        _write("/proc/self/oom_score_adj", launch.score)
 
 
 def _become(account: dict[str, Any]) -> None:
@@ -348,9 +478,8 @@ def _write(path: str, text: bytes) -> None:
         os.close(descriptor)
 
 
-def _arrange_descriptors(output: int, outcome: int) -> int:
+def _arrange_descriptors(null: int, output: int, outcome: int) -> int:
     """Keep open: 0 on /dev/null, 1 and 2 on the output pipe, and the outcome pipe, whose new descriptor is returned."""
-    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     # All three were opened after 0, 1 and 2, which the supervisor always provides: no dup2 here overwrites a source.
     os.dup2(null, 0)
     os.dup2(output, 1)

@@ -68,7 +68,7 @@ class LimitFactory:
             raise ValueError(f"{LIMITS_VARIABLE}={mode}, but {self.reasons[wanted]}; use auto or affinity")
 
     def create_node_groups(self) -> None:
-        """Create the node's groups that pass limits on to attempts, where they do not exist. Keepers remove them with their last attempt.
+        """Create the node's groups that pass limits on to attempts, where they do not exist: when `open` finds none. Keepers remove them with their last attempt.
 
         Raises:
             OSError: they cannot be created.
@@ -92,6 +92,7 @@ class LimitFactory:
             group: the group of its containment, already created; None without one.
 
         Raises:
+            FileNotFoundError: the node's groups do not exist; see `create_node_groups`.
             OSError: they could not be set.
         """
         if self.kind is LimitKind.CGROUP_V2 and group is not None:

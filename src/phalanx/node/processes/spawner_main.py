@@ -62,7 +62,7 @@ def serve(control: socket.socket, *, name: str) -> keeper.WarmRank | None:
         keeper.PR_SET_CHILD_SUBREAPER, 1
     )  # if a keeper dies, its processes are reparented here and not to init
     for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, keeper.do_nothing)
     gc.disable()
     gc.freeze()  # memory pages of loaded modules stay shared with every fork
     wake = keeper.ChildExitNotifier()

@@ -27,7 +27,6 @@ from phalanx.node.prepare.software_environment import dressed
 from phalanx.node.processes.attempt_processes import TaskNotStarted, TaskSpec
 from phalanx.node.terminal.terminal_rank import on_terminal
 from phalanx.node.transfer.checkpoint_download import download_checkpoint
-from phalanx.node.transfer.stream_upload import StreamName
 from phalanx.wire.manifest import CheckpointInvalid
 from phalanx.wire.rank import boottime_ns
 
@@ -157,8 +156,3 @@ def close_member(member: MemberRuntime, tail_of: int | None, services: NodeServi
         return b""
     stream = services.stream_key(member, rank_task_id(tail_of))
     return services.spool.tail(stream, rendezvous.TAIL_BYTES, member.stream_starts[tail_of])
-
-
-def stream_keys(member: MemberRuntime) -> list[str]:
-    """The spool's keys of all streams of its attempt on this node."""
-    return [StreamName(member.key.job_id, member.key.epoch, stream).key for stream in member.scratch.streams()]

@@ -7,21 +7,18 @@ thaw), so that a freeze at the end of a lease never waits for a checkpoint verif
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, assert_never
 
-from phalanx.core.errors import PhalanxError
-from phalanx.core.fleet.node import HeldDataset, Node
-from phalanx.core.ids import Epoch, JobId, SupervisorId
+from phalanx.core.fleet.node import HeldDataset
+from phalanx.core.ids import Epoch, JobId
 from phalanx.core.state.commands import Command
-from phalanx.core.state.reports import DatasetsHeld, PowerLimited, TaskExited
+from phalanx.core.state.reports import DatasetsHeld, TaskExited
 from phalanx.core.state.reports import Report as ReportedEvent
-from phalanx.core.work.seats import Seat
 from phalanx.node.data.held_datasets import HeldDatasets
 from phalanx.node.diagnosis.job_usage import JobUsageProbe
 from phalanx.node.diagnosis.memory_watch import MemoryWatch
@@ -29,7 +26,7 @@ from phalanx.node.diagnosis.rank_monitor import RankMonitor
 from phalanx.node.files import checkpoint_folders, job_accounts
 from phalanx.node.files.cache_folder import cache_folder
 from phalanx.node.files.checkpoint_deletion import delete_checkpoints_as_owner
-from phalanx.node.files.job_accounts import SINGLE_ACCOUNT, JobAccountPolicy, acting_as
+from phalanx.node.files.job_accounts import acting_as
 from phalanx.node.head_link.channels import (
     CommandPoller,
     EventSender,
@@ -37,7 +34,7 @@ from phalanx.node.head_link.channels import (
     Registrar,
     start_thread,
 )
-from phalanx.node.head_link.head_connection import HeadAccess, HeadConnection, RequestRejected
+from phalanx.node.head_link.head_connection import HeadConnection, RequestRejected
 from phalanx.node.logic.actions import (
     AppendNote,
     CallSleepHook,
@@ -69,26 +66,22 @@ from phalanx.node.logic.events import (
     TaskEnded,
     TerminationRequested,
 )
-from phalanx.node.logic.images import command_exit
 from phalanx.node.logic.lease import NS_PER_S
-from phalanx.node.logic.local_copies import checkpoints_folder, outputs_folder
-from phalanx.node.logic.supervisor import TERMINATE_GRACE_MAX_S, Supervisor
+from phalanx.node.logic.local_copies import checkpoints_folder, has_local_checkpoints, outputs_folder
+from phalanx.node.logic.supervisor import Supervisor
 from phalanx.node.member.member_runtime import (
     MemberRuntime,
     MemberRuntimes,
     member_key,
-    rank_of,
 )
 from phalanx.node.member.rank_reports import RankReport
 from phalanx.node.member.scratch import scratch_of
-from phalanx.node.mig.slice_keeper import SliceKeeper
-from phalanx.node.power.limit_keeper import PowerLimitKeeper
-from phalanx.node.prepare import container_images, data_mounts, data_staging, member_preparation
-from phalanx.node.prepare.data_mounts import DataMounts
+from phalanx.node.member.task_end import task_end
+from phalanx.node.power.limit_order import apply_power_limits
+from phalanx.node.prepare import data_staging, member_preparation
 from phalanx.node.prepare.data_server import DataServers
 from phalanx.node.prepare.hook_runner import OperatorHooks
 from phalanx.node.prepare.member_preparation import NodeServices
-from phalanx.node.prepare.mps_daemons import MpsDaemons
 from phalanx.node.prepare.setup_runner import SETUP_TASKS
 from phalanx.node.probes.devices import DeviceProbe
 from phalanx.node.probes.preflight_checks import PreflightChecks
@@ -101,6 +94,8 @@ from phalanx.node.processes.thread_pool import KeyedThreadPool
 from phalanx.node.processes.zygote import Zygotes
 from phalanx.node.shell import member_start
 from phalanx.node.shell.exec_sessions import ExecSessions
+from phalanx.node.shell.node_recovery import recover_node
+from phalanx.node.shell.node_settings import NodeSettings
 from phalanx.node.shell.process_control import MemberProcessControl
 from phalanx.node.shell.upload_coordinator import SHIP_LIMIT_S, UploadCoordinator
 from phalanx.node.transfer import object_checkpoints
@@ -118,29 +113,6 @@ FLUSH_S: Final = 2.0  # for the last events before the supervisor exits
 REAP_EVERY_S: Final = 10.0
 SHARED_SIGNAL_S: Final = 0.5  # a signal to all processes of the node has reached us this long after a rank died of it
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSettings:
-    """The configuration of a supervisor. `base` is the environment that ranks inherit.
-
-    `unwatched`: no engine of the head watches it, so it reports its own end. `slices`: makes MIG slices; None if no device can be divided. `power`: sets power limits; None without GPUs. `hooks`: path of the operator's file of hooks. `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head. `signals_reach_ranks`: who ends this node signals its ranks too. `terminate_grace_s`: as of `Supervisor`.
-    """
-
-    node: Node
-    supervisor_id: SupervisorId
-    node_key: str
-    folder: str
-    access: HeadAccess
-    base: dict[str, str]
-    seat: Seat | None = None
-    unwatched: bool = False
-    signals_reach_ranks: bool = False
-    accounts: JobAccountPolicy = SINGLE_ACCOUNT
-    slices: SliceKeeper | None = None
-    power: PowerLimitKeeper | None = None
-    hooks: str = ""
-    terminate_grace_s: float = TERMINATE_GRACE_MAX_S
 
 
 class SupervisorLoop:
@@ -219,10 +191,8 @@ class SupervisorLoop:
             lambda report: self._events.put([report]),
         )
         self._reaped_s = time.monotonic()
-        self._leaving = False
-        self._urgent = False
+        self._leaving = self._urgent = self._failed = False
         self.sees_head_files: bool | None = None
-        self._failed = False
         self._numbers: tuple[int, ...] = ()
         self.exit_code = 0  # of the first task that failed by itself, else of one that was stopped
         self.stop = RankStopReason.NONE  # the last reason why its ranks were asked to end
@@ -419,19 +389,9 @@ class SupervisorLoop:
 
     def _limit_power(self, action: SetPowerLimits) -> None:
         """Set or restore the power limits, and report what they are now."""
-        power, why = self._settings.power, ""
-        if power is None:
-            return
-        try:
-            if action.milliwatts is None:
-                power.restore()
-            else:
-                power.cap(action.milliwatts, action.until_s)
-        except (PhalanxError, OSError) as error:
-            why = str(error)
-            _log.warning("power limits: %s", why)
-        node_id = self._settings.node.id
-        self._events.put([PowerLimited(node_id=node_id, milliwatts=action.milliwatts, limits=power.limits(), why=why)])
+        power = self._settings.power
+        if power is not None:
+            self._events.put([apply_power_limits(power, action, self._settings.node.id)])
 
     def _clean_up(self, job_id: JobId, epoch: Epoch) -> None:
         self._uploads.stop_attempt(job_id, epoch)
@@ -450,15 +410,16 @@ class SupervisorLoop:
             for member in gone[:1]:
                 with acting_as(member.account):
                     checkpoint_folders.remove_empty_folders(member.prepare.checkpoint_dir)
-            self._uploads.remove_departed_jobs(
-                (self._settings.folder, self._settings.accounts.folder), self._presents.all()
-            )
+            if not gone or any(has_local_checkpoints(member.prepare) for member in gone):
+                self._uploads.remove_departed_jobs(
+                    (self._settings.folder, self._settings.accounts.folder), self._presents.all()
+                )
             seat = self._settings.seat
             if seat is not None and (seat.job_id, seat.epoch) == (job_id, epoch):
                 self.terminate()  # the seat's attempt is over
 
         def work() -> None:
-            keys = sorted({key for member in gone for key in member_start.stream_keys(member)})
+            keys = self._shipper.streams_of(job_id, epoch)
             lane = ("remove", job_id, epoch)
             self._shipper.notify_when_uploaded(
                 keys, SHIP_LIMIT_S, lambda: self._work.submit(lane, lambda: remove(keys))
@@ -489,25 +450,7 @@ class SupervisorLoop:
                 member.setup_code = exit.code if exit.code is not None else 128 + (exit.signal or 9)
                 member.setup_done.set()
             return
-        rank = rank_of(exit.task_id)
-        assert rank is not None
-        if member is not None and member.container is not None:
-            code, number = command_exit(exit.code, exit.signal)
-            exit = replace(exit, code=code, signal=number)
-        pid = None
-        if member is not None:
-            pid = member.pids.pop(rank, None)
-            member.crashed = member.crashed or exit.signal is not None
-        at_s = time.time() - (boottime_ns() - exit.ended_ns) / NS_PER_S
-        end = TaskEnded(
-            key=member_key(exit.key),
-            rank=rank,
-            code=exit.code,
-            signal=exit.signal,
-            ended_ns=exit.ended_ns,
-            at_s=at_s,
-            status_unknown=exit.lost,
-        )
+        end, pid = task_end(exit, member)
         if self._settings.signals_reach_ranks and end.code != 0:
             threading.Timer(SHARED_SIGNAL_S, self._report_shared_end, (member, end, pid)).start()
             return
@@ -589,26 +532,7 @@ class SupervisorLoop:
             containments=self._containments,
         )
         _log.info("%s", self._containments.describe())
-        mps = MpsDaemons(
-            os.path.join(settings.accounts.folder or settings.folder, "mps"), settings.base.get("PATH", os.defpath)
-        )
-        mps.stop_leftovers()
-        mounts = DataMounts(
-            folder=os.path.join(settings.folder, "mounts"),
-            shared_folder=os.path.join(settings.accounts.folder, "mounts") if settings.accounts.folder else "",
-            path=settings.base.get("PATH", os.defpath),
-            cache_limit=settings.base.get(data_mounts.CACHE_VARIABLE, ""),
-        )
-        mounts.remove_leftovers()
-        self._hooks.recover()
-        if settings.slices is not None:
-            settings.slices.recover(self._probe.devices())  # the processes of an earlier supervisor have ended by now
-        if settings.power is not None:
-            settings.power.recover(time.time())
-        cache = self._cache
-        start_thread(
-            "image-sweep", lambda: container_images.remove_dead_containers(cache, settings.base.get("PATH", os.defpath))
-        )
+        mps, mounts = recover_node(settings, self._probe, self._hooks, self._cache)
         return NodeServices(
             node_key=settings.node_key,
             access=settings.access,
@@ -620,7 +544,7 @@ class SupervisorLoop:
             zygotes=Zygotes(node_key=settings.node_key),
             folder=settings.folder,
             accounts=settings.accounts,
-            cache=cache,
+            cache=self._cache,
             spool=spool,
             shipper=self._shipper,
             on_report=self._on_report,

@@ -14,7 +14,6 @@ from phalanx.node.logic.events import CheckpointReported
 from phalanx.node.logic.local_copies import checkpoints_root
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.member.rank_reports import RankReport
-from phalanx.node.shell import member_start
 from phalanx.node.transfer import checkpoint_report_handler
 from phalanx.node.transfer.checkpoint_upload import CheckpointUploader
 from phalanx.node.transfer.output_sync import OutputSync, WriteNote
@@ -64,7 +63,8 @@ class UploadCoordinator:
         key, patient = member.key, member.ended_in_order
 
         def ship() -> None:
-            self._shipper.notify_when_uploaded(member_start.stream_keys(member), SHIP_LIMIT_S, done)
+            keys = self._shipper.streams_of(key.job_id, key.epoch)
+            self._shipper.notify_when_uploaded(keys, SHIP_LIMIT_S, done)
 
         def send() -> None:
             self.output_sync.notify_when_sent(member, ship, patient=patient)

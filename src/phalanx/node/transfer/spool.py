@@ -2,7 +2,8 @@
 
 A stream is one file, addressed by offset; uploads use `read` and report `acked`. The pipes of later generations append to the same
 stream. At its cap a stream gets one marker line; further output is counted, and its last `LAST_BYTES` follow at the end of the stream, since
-they say how a program ended. A full disk is handled like the cap until it has room: each file reserves some space past its end, so that the line about the gap, and the one with its size, always fit.
+they say how a program ended. A full disk is handled like the cap until it has room: each file reserves some space past its end, so that the line about the gap, and the one with its size, always fit. A file is made with its first byte:
+most tasks of a large array print nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True, kw_only=True)
 class _Stream:
     name: str
-    file: int
+    path: str
+    file: int  # -1 until the first byte
     cap_bytes: int
     end: int
     dropped: int = 0
@@ -91,19 +93,26 @@ class Spool:
         """Begin a stream in the file at `path`; existing content is its beginning. Idempotent.
 
         Raises:
-            OSError: the file cannot be opened.
+            OSError: the file cannot be opened, or its folder does not exist.
         """
         with self._lock:
             if stream in self._streams:
                 return
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._streams[stream] = _Stream(
+            try:
+                file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                os.stat(os.path.dirname(path))
+                file = -1
+            state = _Stream(
                 name=stream,
+                path=path,
                 file=file,
                 cap_bytes=self._cap_bytes if cap_bytes is None else cap_bytes,
-                end=os.fstat(file).st_size,
+                end=0 if file < 0 else os.fstat(file).st_size,
             )
-            _reserve(self._streams[stream], _RESERVE_BYTES)
+            if file >= 0:
+                _reserve(state, _RESERVE_BYTES)
+            self._streams[stream] = state
 
     def open_pipe(self, stream: str, owner: int | None = None, masker: OutputMasker | None = None) -> int:
         """A new pipe into the stream: returns its write end, which the caller passes to a task and then closes.
@@ -154,6 +163,8 @@ class Spool:
         """
         with self._lock:
             state = self._streams[stream]
+            if state.file < 0:
+                return b""
             return os.pread(state.file, max(0, min(max_bytes, state.end - offset)), offset)
 
     def tail(self, stream: str, max_bytes: int, begin: int = 0) -> bytes:
@@ -167,6 +178,8 @@ class Spool:
             if state.last:
                 return bytes(state.last[-max_bytes:])
             begin = max(begin, state.end - max_bytes)
+            if state.file < 0:
+                return b""
             return os.pread(state.file, max(0, state.end - begin), begin)
 
     def length(self, stream: str) -> int:
@@ -210,7 +223,8 @@ class Spool:
                 for pipe in list(state.pipes):
                     self._close_pipe(pipe, state)
                 self._write_total_dropped(state)
-                os.close(state.file)
+                if state.file >= 0:
+                    os.close(state.file)
         self._send_notices()
 
     def close(self) -> None:
@@ -328,6 +342,8 @@ class Spool:
 
     def _write(self, state: _Stream, data: bytes | memoryview, share: int) -> int:
         """Append what fits on the disk besides the reserve; returns the number of bytes."""
+        if not data or not _open(state):
+            return 0
         size = min(len(data), _room(state.file, share))
         while size and not _reserve(state, size + _RESERVE_BYTES):
             size = size // 2 if size > _BLOCK_BYTES else 0
@@ -349,7 +365,7 @@ class Spool:
 
     def _close_gap(self, state: _Stream, size: int, share: int) -> bool:
         """If the disk has room for `size` bytes and a new reserve: write how much is missing here."""
-        if _room(state.file, share) < size or not _reserve(state, size + 2 * _RESERVE_BYTES):
+        if not _open(state) or _room(state.file, share) < size or not _reserve(state, size + 2 * _RESERVE_BYTES):
             return False
         begin = "" if state.marked else "\n"
         if not self._write_line(
@@ -394,6 +410,8 @@ class Spool:
     def _write_line(self, state: _Stream, line: str) -> bool:
         """Append our line past the cap and into the reserve; False if it does not fit on the disk."""
         text = line.encode()
+        if not _open(state):
+            return False
         try:
             written = os.pwrite(state.file, text, state.end)
         except OSError:
@@ -442,6 +460,20 @@ class Spool:
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_write, b".")
+
+
+def _open(state: _Stream) -> bool:
+    """Make the stream's file if it has none yet; False if the disk refuses it."""
+    if state.file < 0:
+        try:
+            # The job may have put a link there.
+            state.file = os.open(state.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in _FULL:
+                _log.warning("stream %s cannot be written: %s", state.name, error)
+            return False
+        _reserve(state, _RESERVE_BYTES)
+    return True
 
 
 def _reserve(state: _Stream, size: int) -> bool:

@@ -89,6 +89,12 @@ class StreamUploader:
         with self._lock:
             self._streams.setdefault(name.key, _Shipped(name=name))
 
+    def streams_of(self, job_id: JobId, epoch: Epoch) -> list[str]:
+        """The keys of an attempt's streams, sorted."""
+        with self._lock:
+            names = [shipped.name for shipped in self._streams.values()]
+        return sorted(name.key for name in names if name.job_id == job_id and name.epoch == epoch)
+
     def mark_grown(self, key: str) -> None:
         """Note new bytes of a stream. Called by the spool; never blocks."""
         with self._lock:
