@@ -8,12 +8,12 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.work.layouts.layout import Layout, Recompute
 from phalanx.planner.cost.machine import Machine
 from phalanx.planner.cost.model_shape import LatentAttention, MixtureOfExperts, ModelShape
@@ -25,12 +25,16 @@ from phalanx.planner.facts.gpus import (
     find_gpu,
     gpu_in_node,
 )
+from phalanx.planner.facts.models import find_model
 
 LATENT: Final = LatentAttention(query_rank=1536, kv_rank=512, rope_dim=64, value_dim=128)
 """The shape for a row with only "mla". Source: DeepSeek-AI, "DeepSeek-V3", 2024, section 4.2."""
 
 UNSTATED: Final = frozenset({"", "?", "unknown", "not stated", "unstated"})
 """What the column `recompute` says where the source does not."""
+
+EAGER: Final = {"fsdp2-compile": "fsdp2-eager", "torchtitan": "fsdp2-eager", "kempnerforge": "kempnerforge-eager"}
+"""The stack of a program without torch.compile."""
 
 ABSENT: Final = frozenset({"", "-", "n/a", "na", "nan", "none", "null"})
 TRUTH: Final = {"true": "1", "yes": "1", "false": "0", "no": "0", "oom": "1"}
@@ -183,6 +187,7 @@ def _model(row: Mapping[str, str]) -> ModelShape:
             shared_ffn=_whole(row, "shared_ffn", 0),
             dense_layers=_whole(row, "dense_layers", 0),
         )
+        mixture = _with_groups(mixture, row.get("model") or "")
     if latent and head_dim > LATENT.value_dim:
         head_dim -= LATENT.rope_dim  # the row includes the features for the position
     return ModelShape(
@@ -201,6 +206,17 @@ def _model(row: Mapping[str, str]) -> ModelShape:
     )
 
 
+def _with_groups(mixture: MixtureOfExperts, name: str) -> MixtureOfExperts:
+    """Return the mixture with the limits of the router that the named model is known for: no column has them."""
+    try:
+        known = find_model(name).mixture
+    except BadRequest:
+        return mixture
+    if known is None or (known.experts, known.per_token) != (mixture.experts, mixture.per_token):
+        return mixture
+    return replace(mixture, groups=known.groups, group_limit=known.group_limit)
+
+
 @cache
 def _gpu(text: str) -> GpuEntry:
     return find_gpu(text)
@@ -211,9 +227,7 @@ def _stack(framework: str, notes: str, *, flash: bool) -> str:
     if "megatron" in framework.lower() and not flash:
         return "megatron-2022"
     name = find_stack_name(framework) or "generic"
-    if name == "fsdp2-compile" and "eager" in notes.lower():
-        return "fsdp2-eager"
-    return name
+    return EAGER.get(name, name) if "eager" in notes.lower() else name
 
 
 def _recompute(text: str) -> Recompute:

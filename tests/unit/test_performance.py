@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 
+from phalanx.core.errors import BadRequest
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.layouts.layout import Layout, Recompute, parse_layout
 from phalanx.planner.cost.collectives import RankNetwork
@@ -24,6 +26,7 @@ from phalanx.planner.cost.uncertainty import interval_s
 from phalanx.planner.facts.coefficient_table import find_stack, physics, stacks
 from phalanx.planner.facts.gpus import find_gpu
 from phalanx.planner.facts.machines import build_machine
+from phalanx.planner.facts.model_argument import parse_model_argument
 
 LLAMA_8B = ModelShape(
     name="llama-3-8b", layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256
@@ -172,13 +175,51 @@ def test_experts_on_other_ranks_are_reached_by_all_to_all():
 
 
 def test_a_token_is_sent_once_to_each_node_where_a_stack_does_so():
-    near, far = expert_copies(32, 8, 8, once=False)
+    eight = MixtureOfExperts(experts=256, per_token=8, ffn=128)
+    near, far = expert_copies(32, 8, eight, once=False)
     assert (near, far) == (8 * 7 / 32, 8 * 24 / 32)
-    near_once, far_once = expert_copies(32, 8, 8, once=True)
+    near_once, far_once = expert_copies(32, 8, eight, once=True)
     assert far_once == pytest.approx(3 * (1 - 0.75**8))  # three other nodes, each with a chance of one of eight experts
     assert far_once < far / 2
     assert near_once > near  # what arrives is passed on inside the node
-    assert expert_copies(8, 8, 1, once=True) == pytest.approx(expert_copies(8, 8, 1, once=False))
+    one = replace(eight, per_token=1)
+    assert expert_copies(8, 8, one, once=True) == pytest.approx(expert_copies(8, 8, one, once=False))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "near"), [(16, 8), (32, 8), (64, 8), (128, 8), (64, 4), (64, 64), (8, 8), (256, 8), (72, 72)]
+)
+def test_a_router_that_limits_groups_visits_as_many_places_as_drawn_tokens_do(ranks, near):
+    """DeepSeek-V3: the eight experts of a token lie in four of eight groups of 32 experts, which lie on the ranks in order."""
+    mixture = MixtureOfExperts(experts=256, per_token=8, ffn=128, groups=8, group_limit=4)
+    random, drawn, nodes, places = Random(5), 4000, 0, 0
+    for _ in range(drawn):
+        groups = random.sample(range(8), 4)
+        experts = [32 * random.choice(groups) + random.randrange(32) for _ in range(8)]
+        nodes += len({expert * ranks // 256 // near for expert in experts})
+        places += len({expert * ranks // 256 for expert in experts})
+    copies = expert_copies(ranks, near, mixture, once=True)
+    assert copies[0] == pytest.approx((ranks - 1) / ranks * places / drawn, rel=0.06)
+    assert copies[1] == pytest.approx((1.0 - near / ranks) * nodes / drawn, rel=0.06, abs=1e-9)
+    free = expert_copies(ranks, near, replace(mixture, groups=1, group_limit=1), once=True)
+    assert copies[1] <= free[1] + 1e-9
+    whole = expert_copies(ranks, near, mixture, once=False)
+    assert whole == expert_copies(ranks, near, replace(mixture, groups=1, group_limit=1), once=False)
+
+
+def test_known_models_and_configs_have_the_limits_of_their_routers():
+    def limits(text):
+        mixture = parse_model_argument(text).mixture
+        assert mixture is not None
+        return mixture.groups, mixture.group_limit
+
+    assert limits("deepseek-v3") == (8, 4)
+    assert limits("qwen3-30b-a3b") == (1, 1)
+    sizes = "layers=4,hidden=128,heads=4,vocab=100,experts=64,per_token=4"
+    assert limits(f"{sizes},groups=8,group_limit=2") == (8, 2)
+    for wrong in ("groups=8,group_limit=9", "groups=7,group_limit=2", "group_limit=2"):
+        with pytest.raises(BadRequest, match="groups, which must divide"):
+            parse_model_argument(f"{sizes},{wrong}")
 
 
 def test_experts_of_a_rank_are_issued_one_by_one():

@@ -84,6 +84,7 @@ class Stack:
         tensor_exposed: share of tensor parallel communication that is not hidden.
         data_exposed: share of the gradient and parameter exchange at the end of a step that is never hidden.
         expert_exposed: share of the time to send tokens to their experts and back that is not hidden.
+        expert_processors: share of a device's processors that send tokens to experts all the time, while the others compute.
         dispatch_once: a token is sent once to each node of its experts, instead of once to each expert.
         attention: name of the flash attention kernel: a scope of `coefficients.csv`.
         flash_shares: share of the sustained matrix rate that the kernel reaches forward, by GPU name prefix; "" for all other GPUs.
@@ -107,6 +108,8 @@ class Stack:
             several updates need.
         optimizers: supported ones (`OptimizerKind`); all where empty.
         whole_gradients: under ZeRO 2, all micro-batches but the last add to unsharded gradients (FSDP) instead of reducing each time.
+        accumulates_whole: under ZeRO 3 too, all micro-batches but the last add to whole gradients, in the width in which they are reduced.
+        replicates_embedding: with tensor parallel, every rank has the whole input embedding.
         zeros, recomputations, precisions: supported values of each.
         experts: supports expert parallelism.
         splits: supports tensor, context and pipeline parallelism.
@@ -122,6 +125,7 @@ class Stack:
     data_exposed: float
     expert_exposed: float = 1.0
     shard_host_s: float = 0.0
+    expert_processors: float = 0.0
     dispatch_once: bool = False
     attention: str = "flash2"
     flash_shares: Mapping[str, float] = field(default_factory=dict)
@@ -145,6 +149,8 @@ class Stack:
     scoring_passes: int = 2
     optimizers: tuple[str, ...] = ()
     whole_gradients: bool = False
+    accumulates_whole: bool = False
+    replicates_embedding: bool = False
     zeros: tuple[int, ...] = (0, 1, 2, 3)
     recomputations: tuple[str, ...] = ("none", "selective", "full")
     precisions: tuple[str, ...] = ("bf16", "fp16", "fp8", "fp32")

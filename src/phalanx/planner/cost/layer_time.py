@@ -11,7 +11,8 @@ t tensor parallel ranks.
     unpacking            4-bit weights read and 16 bits written, in every pass
     experts              products of the tokens of one expert, padded to whole tiles, and `expert_product_s` for each
     expert all-to-all    T copies of d features to the ranks of a token's experts and back. Of k experts on N nodes, N (1 - (1 - 1/N)^k)
-                         nodes are visited; a stack that sends a token once per node, and from there to each rank once, sends that many
+                         nodes are visited; a stack that sends a token once per node, and from there to each rank once, sends that many.
+                         Where a router limits the groups of experts of a token, N is the number of nodes with those groups
     tensor parallel      two all-reduces of T d forward and two backward; as gather and scatter where sequence parallel (same bytes)
 Sources: roofline with partial overlap after S. Williams, A. Waterman, D. Patterson, CACM 52(4), 2009; flash attention's FLOPs
 T. Dao, "FlashAttention-2", 2023, section 4.1; tensor parallel V. Korthikanti et al., 2022, section 4. The passes are our own count of
@@ -27,7 +28,7 @@ from phalanx.core.work.layouts.layout import Axis, Layout, Recompute
 from phalanx.planner.cost.coefficients import Physics, Stack
 from phalanx.planner.cost.collectives import RankNetwork
 from phalanx.planner.cost.machine import Gpu, Machine
-from phalanx.planner.cost.model_shape import ModelShape
+from phalanx.planner.cost.model_shape import MixtureOfExperts, ModelShape
 
 ACTIVATION_BYTES: int = 2
 """Size of one activation in bf16 or fp16."""
@@ -152,6 +153,9 @@ def layer_time(
             for count, one in experts
         )
     attend, attend_back = _attention_s(model, layout, tokens, seq, rates, physics, flash=flash)
+    if mixture and layout.expert > 1:  # while tokens are sent beside it, products and attention have fewer processors
+        slower = 1.0 / (1.0 - stack.expert_processors)
+        matmul, matmul_back, attend, attend_back = (slower * one for one in (matmul, matmul_back, attend, attend_back))
     small, small_back = _small_s(model, layout, tokens, rates, physics, stack, mixture=mixture)
     unpack = physics.unpack * _unpack_s(model, layout, rates, mixture=mixture) if packed else 0.0
     inputs, outputs = (tokens / layout.tensor * sum(one[side] for one in adapted) / rates.bytes for side in (0, 1))
@@ -305,19 +309,38 @@ def _expert_s(
     if model.mixture is None or layout.expert == 1:
         return 0.0
     group = network.group(layout.expert, layout.stride(Axis.CONTEXT))
-    near, far = expert_copies(group.size, group.near, model.mixture.per_token, once=stack.dispatch_once)
+    near, far = expert_copies(group.size, group.near, model.mixture, once=stack.dispatch_once)
     token = tokens / layout.tensor * model.hidden * activation_bytes(layout.precision) * physics.expert_imbalance
     return 2.0 * network.all_to_all_s(group, token * near, token * far)
 
 
-def expert_copies(ranks: int, near: int, per_token: int, *, once: bool) -> tuple[float, float]:
+def expert_copies(ranks: int, near: int, mixture: MixtureOfExperts, *, once: bool) -> tuple[float, float]:
     """Return how many copies of one token are sent within link domains of `near` ranks, and between them, for evenly chosen experts.
 
     With `once`, a token is sent once to each other node, and inside each node once to each rank, whatever the number of its experts there.
-    Source: DeepSeek-AI, "DeepSeek-V3", 2024, section 3.2.2.
+    Only then does a limit of the router to some groups of experts, and so to fewer nodes, save copies.
+    Source: DeepSeek-AI, "DeepSeek-V3", 2024, sections 2.1.2 and 3.2.2.
     """
+    per_token = mixture.per_token
     if not once:
         return per_token * (near - 1) / ranks, per_token * (ranks - near) / ranks
     nodes = ranks / near
-    visited = 1.0 - (1.0 - 1.0 / ranks) ** per_token
-    return (ranks - 1) * visited, (nodes - 1.0) * (1.0 - (1.0 - 1.0 / nodes) ** per_token)
+    others = (ranks - 1) / ranks * visited_places(ranks, mixture)
+    return others, (nodes - 1.0) / nodes * visited_places(nodes, mixture)
+
+
+def visited_places(places: float, mixture: MixtureOfExperts) -> float:
+    """Return on how many of equal places (nodes or ranks), over which experts lie in order, the experts of a token are.
+
+    k experts are on a (1 - (1 - 1/a)^k) of the a places that may be visited: those with one of m of G groups.
+    """
+    groups, limit = mixture.groups, mixture.group_limit
+    open_places = places
+    if places >= groups > limit:
+        open_places = places * limit / groups  # a group lies on several places
+    elif groups > limit:  # a place has several groups
+        closed = 1.0
+        for drawn in range(limit):
+            closed *= max(0.0, 1.0 - groups / places / (groups - drawn))
+        open_places = places * (1.0 - closed)
+    return open_places * (1.0 - (1.0 - 1.0 / max(1.0, open_places)) ** mixture.per_token)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.work.layouts.layout import Layout, Recompute
@@ -33,12 +33,12 @@ from phalanx.planner.cost.machine import Gpu
 from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.planner.cost.optimizers import Offload, optimizer_state_bytes
 from phalanx.planner.cost.training_task import (
+    RankParameters,
     TrainingMethod,
     TrainingTask,
     gathers_parameters,
     layer_parameters,
     rank_parameters,
-    updated_parameters,
 )
 
 CONTEXT_BYTES: Final = 1.2e9
@@ -131,7 +131,7 @@ def estimate_computed(task: TrainingTask, layout: Layout, gpu: Gpu, stack: Stack
     _put_activations(items, task, layout, stack)
     if task.offload is Offload.NONE:
         # The optimizer runs when the activations are free again; it needs more only if its 32-bit gradients are larger than they.
-        stepping = 4.0 * min(stack.step_parameters, _updated(task, layout, sharded=True))
+        stepping = 4.0 * min(stack.step_parameters, _updated(task, layout, stack, sharded=True))
         items[MemoryItem.GRADIENTS] += max(0.0, stepping - items[MemoryItem.ACTIVATIONS] - items[MemoryItem.LOSS])
     if task.engine_bytes:
         idle = (MemoryItem.PARAMETERS, MemoryItem.STATES, MemoryItem.REFERENCE)
@@ -158,7 +158,7 @@ def estimate_computed(task: TrainingTask, layout: Layout, gpu: Gpu, stack: Stack
 def _put_parameters(items: dict[MemoryItem, float], task: TrainingTask, layout: Layout, stack: Stack) -> float:
     """Add the weights of the device to `items`, and return the bytes of those on the host."""
     model = task.model
-    held = rank_parameters(model, layout)
+    held = _held(task, layout, stack)
     here, shared = held.total, held.sharded(layout)
     frozen = task.method is not TrainingMethod.FULL
     on_host = task.offload is Offload.PARAMETERS
@@ -187,14 +187,16 @@ def _put_parameters(items: dict[MemoryItem, float], task: TrainingTask, layout: 
 
 def _put_states(items: dict[MemoryItem, float], task: TrainingTask, layout: Layout, stack: Stack) -> float:
     """Add gradients and optimizer states of the device to `items`, and return the bytes of those on the host."""
-    trained = _updated(task, layout, sharded=False)
-    gradients = _updated(task, layout, sharded=layout.zero >= 2) * stack.gradient_bytes
+    trained = _updated(task, layout, stack, sharded=False)
+    gradients = _updated(task, layout, stack, sharded=layout.zero >= 2) * stack.gradient_bytes
     alternating = (
         layout.zero >= 2 and layout.pipeline > 1
     )  # gradients of a pipeline's micro-batches are added up before they are reduced
     if (alternating or (layout.zero == 2 and stack.whole_gradients)) and layout.micro_batches > 1:
         gradients += trained * stack.reduce_bytes
-    updated = updated_parameters(task, layout)
+    if layout.zero == 3 and stack.accumulates_whole and layout.micro_batches > 1:
+        gradients = trained * stack.reduce_bytes  # shards come into being as the last backward pass frees these
+    updated = _updated(task, layout, stack, sharded=layout.zero >= 1)
     states = updated * optimizer_state_bytes(stack, task.optimizer)
     if task.offload is Offload.NONE:
         items[MemoryItem.GRADIENTS], items[MemoryItem.STATES] = gradients, states
@@ -229,9 +231,18 @@ def _put_activations(items: dict[MemoryItem, float], task: TrainingTask, layout:
         items[MemoryItem.LOSS] = last - working
 
 
-def _updated(task: TrainingTask, layout: Layout, *, sharded: bool) -> float:
-    """Return the trained parameters of this rank, all or those of its shard."""
+def _held(task: TrainingTask, layout: Layout, stack: Stack) -> RankParameters:
+    """Return the parameters of the largest stage, with the whole input embedding where tensor parallel ranks have copies of it."""
     held = rank_parameters(task.model, layout)
+    if not stack.replicates_embedding:
+        return held
+    copied = task.model.vocab * task.model.hidden * (1.0 - 1.0 / layout.tensor)
+    return replace(held, common=held.common + copied)
+
+
+def _updated(task: TrainingTask, layout: Layout, stack: Stack, *, sharded: bool) -> float:
+    """Return the trained parameters of this rank, all or those of its shard."""
+    held = _held(task, layout, stack)
     share = 1.0 if task.method is TrainingMethod.FULL else task.adapter_share
     return share * (held.sharded(layout) if sharded else held.total)
 

@@ -41,6 +41,8 @@ class MixtureOfExperts:
         ffn: width of one expert.
         shared_ffn: width of the shared experts, which every token visits; 0 for none.
         dense_layers: number of first layers with a plain MLP of the model's `ffn` instead.
+        groups, group_limit: the experts lie in so many groups, and a token visits experts of at most so many of them, which limits its
+            nodes; 1 group for no limit.
     """
 
     experts: int
@@ -48,6 +50,8 @@ class MixtureOfExperts:
     ffn: int
     shared_ffn: int = 0
     dense_layers: int = 0
+    groups: int = 1
+    group_limit: int = 1
 
     @property
     def visited_ffn(self) -> int:

@@ -17,7 +17,7 @@ from phalanx.planner.facts.validation import validate_model
 
 REQUIRED_SIZES: Final = ("layers", "hidden", "heads", "vocab")
 _FLAGS: Final = ("gated", "tied", "biases")
-_MIXTURE: Final = ("per_token", "expert_ffn", "shared_ffn", "dense_layers")
+_MIXTURE: Final = ("per_token", "expert_ffn", "shared_ffn", "dense_layers", "groups", "group_limit")
 ALL_SIZES: Final = (*REQUIRED_SIZES, "kv_heads", "head_dim", "ffn", *_FLAGS, "positions", "experts", *_MIXTURE)
 _PAIR: Final = re.compile(r"\s*([A-Za-z_]+)\s*=\s*(-?[0-9]{1,15})\s*")
 _TEXT_MAX: Final = 4096  # the longest path on Linux
@@ -149,4 +149,6 @@ def _mixture(given: Mapping[str, int]) -> MixtureOfExperts | None:
         ffn=given.get("expert_ffn", given.get("ffn", 4 * given["hidden"])),
         shared_ffn=given.get("shared_ffn", 0),
         dense_layers=given.get("dense_layers", 0),
+        groups=given.get("groups", 1),
+        group_limit=given.get("group_limit", given.get("groups", 1)),
     )

@@ -165,6 +165,8 @@ def _deepseek(keys: ModelConfigReader, name: str) -> ModelShape:
             ffn=expert,
             shared_ffn=expert * keys.integer("n_shared_experts", least=0, default=0),
             dense_layers=keys.integer("first_k_dense_replace", least=0, default=0),
+            groups=keys.integer("n_group", default=1),
+            group_limit=keys.integer("topk_group", default=1),
         )
     heads = keys.integer("num_attention_heads")
     return ModelShape(

@@ -17,7 +17,7 @@ from phalanx.planner.facts.table import TableColumns, TableRow, read_named_recor
 from phalanx.planner.facts.table_files import read_text, shipped_text
 from phalanx.planner.facts.validation import validate_model
 
-_MIXTURE_COLUMNS: Final = ("experts", "per_token", "expert_ffn", "shared_ffn", "dense_layers")
+_MIXTURE_COLUMNS: Final = ("experts", "per_token", "expert_ffn", "shared_ffn", "dense_layers", "groups", "group_limit")
 _LATENT_COLUMNS: Final = ("query_rank", "kv_rank", "rope_dim", "value_dim")
 _FLAG_COLUMNS: Final = ("gated", "tied", "positions", "biases", "norm_vectors")
 COLUMNS: Final = TableColumns(
@@ -105,6 +105,8 @@ def _mixture(row: TableRow) -> MixtureOfExperts | None:
         ffn=row.integer("expert_ffn", least=1),
         shared_ffn=row.integer("shared_ffn", default=0),
         dense_layers=row.integer("dense_layers", default=0),
+        groups=row.integer("groups", least=1, default=1),
+        group_limit=row.integer("group_limit", least=1, default=1),
     )
 
 

@@ -42,6 +42,10 @@ def _validate_mixture(model: ModelShape, where: str, wrong: type[PhalanxError]) 
         _in_range(shown, getattr(mixture, name), WIDTH_MAX, where, wrong, least=least)
     if mixture.per_token > mixture.experts:
         raise wrong(f"{where}: a token visits {mixture.per_token} experts, but a layer has only {mixture.experts}")
+    if mixture.group_limit > mixture.groups or mixture.experts % mixture.groups:
+        raise wrong(
+            f"{where}: {mixture.group_limit} of {mixture.groups} groups, which must divide the {mixture.experts} experts, cannot be visited"
+        )
     if mixture.dense_layers > model.layers:
         raise wrong(f"{where}: {mixture.dense_layers} dense layers exceed the {model.layers} layers")
 
