@@ -17,7 +17,7 @@ from phalanx.core.ids import JobId, UserId
 from phalanx.core.state.events import RemoveArchivedJobs
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import ArrayPosition
-from phalanx.core.work.job import JobState
+from phalanx.core.work.job import JobState, PublishedCheckpoint
 from phalanx.failpoints import FailureMode, arm
 from phalanx.ports.store import Batch
 from phalanx.store.job_archives import JobArchives, records_of
@@ -106,6 +106,39 @@ def test_whole_months_leave_and_are_read_by_month_and_by_job(head, call):
     assert call("user", "GET", "/v1/jobs/4").json() == {**before, "archived": "2026-07"}
     assert call("user", "GET", "/v1/jobs/4/story").json() == story
     assert any(one.kind == "archived" for one in head.store.history(after=OLD))
+
+
+def stored_job(seq):
+    """Job 2 has outputs and two checkpoints in a store, job 7 checkpoints in a folder and outputs at the head, job 8 outputs in a store."""
+    made = old_job(seq)
+    paths = [f"{'s3://b/runs' if seq == 2 else '/nfs/runs'}/{made.folder}/step-{step:08d}" for step in (10, 20)]
+    saved = [PublishedCheckpoint(epoch=1, step=step, path=path, digest="d") for step, path in enumerate(paths)]
+    outputs = "gs://b/results" if seq in (2, 8) else ""
+    return replace(made, spec=replace(made.spec, outputs=outputs), checkpoints=tuple(saved) if seq in (2, 7) else ())
+
+
+def test_archived_jobs_with_files_in_object_stores_are_listed_with_the_addresses(head, call):
+    head.store.commit(Batch(records=[stored_job(seq) for seq in (2, 7, 8)]))
+    archive(call)
+    reply = call("operator", "GET", "/v1/archives/2026-07", params={"stored": True})
+    assert reply.status_code == 200, reply.text
+    (two,) = reply.json()["jobs"]
+    folder = old_job(2).folder
+    assert (two["id"], two["output_dir"]) == ("2", f"gs://b/results/{folder}")
+    assert two["checkpoints"] == [f"s3://b/runs/{folder}/step-{step:08d}" for step in (10, 20)]
+    assert ids(call, "2026-08", stored=True) == ["8"]
+    plain = call("operator", "GET", "/v1/archives/2026-07").json()["jobs"]
+    assert {one["output_dir"] for one in plain} == {""}
+    shown = call("user", "GET", "/v1/jobs/2").json()["job"]
+    assert shown["output_dir"] == two["output_dir"]  # where `phalanx get` reads
+
+
+def test_files_of_archives_without_stored_jobs_are_not_read(head, call):
+    archive(call)
+    (file,) = Path(head.home, "archives", "2026-07").iterdir()
+    file.write_bytes(file.read_bytes()[:-20])
+    assert ids(call, "2026-07", stored=True) == []
+    assert call("operator", "GET", "/v1/archives/2026-07").status_code >= 400
 
 
 def test_a_dry_run_counts_and_a_second_run_finds_nothing(head, call):

@@ -43,7 +43,19 @@ def head(*jobs):
         at = before_seq or 0
         return SimpleNamespace(jobs=[jobs[at]], next=at + 1 if at + 1 < len(jobs) else None)
 
-    return SimpleNamespace(jobs=page)
+    return SimpleNamespace(jobs=page, archives=lambda: SimpleNamespace(months=[]))
+
+
+def with_archives(live, **months):
+    """The head with archived jobs by month, such as m1970_02, two on each page."""
+
+    def page(month, *, after, stored):
+        assert stored
+        left = [one for one in months[f"m{month.replace('-', '_')}"] if int(one.id) > after]
+        return SimpleNamespace(jobs=left[:2], next=int(left[1].id) if len(left) > 2 else None)
+
+    names = [SimpleNamespace(month=name[1:].replace("_", "-")) for name in months]
+    return SimpleNamespace(jobs=live.jobs, archives=lambda: SimpleNamespace(months=names), archived_jobs=page)
 
 
 def job(number, *, days=40.0, outputs="", checkpoints=()):
@@ -94,6 +106,37 @@ def test_outputs_that_the_job_stored_go_and_what_others_put_or_changed_there_sta
     assert set(store.list()) == {"report.pdf", "log.txt"}
     assert ObjectFolder(other).list() == before
     assert measure_folders([found])[0].objects == {}
+
+
+def test_archived_jobs_are_among_them(place, tmp_path):
+    def archived(number, *, days=60.0, outputs="", checkpoints=()):
+        one = job(number, days=days, outputs=outputs)
+        return SimpleNamespace(**{**vars(one), "checkpoints": list(checkpoints)})
+
+    send_outputs(f"{place}/2-key", tmp_path / "outputs")
+    steps = [f"{place}/3-key/step-{step:08d}" for step in (10, 20)]
+    for url in steps:
+        send_checkpoint(url, tmp_path / url.rpartition("/")[2])
+    february = [
+        archived(2, outputs=f"{place}/2-key"),
+        archived(3, checkpoints=steps),
+        archived(5, days=50, outputs="x://y"),
+    ]
+    march = [archived(9, days=20, outputs=f"{place}/9-key")]
+    seen = with_archives(head(job(10, outputs=f"{place}/10-key")), m1970_02=february, m1970_03=march, m1970_05=[None])
+    found = stored_folders(seen, 30 * DAY_S, (), 100 * DAY_S)
+    assert [(one.job, one.kind, one.archived) for one in found] == [
+        ("2", "outputs", True),
+        ("3", "checkpoints", True),
+        ("5", "outputs", True),
+        ("10", "outputs", False),
+    ]
+    assert [one.job for one in stored_folders(seen, 30 * DAY_S, ["checkpoints"], 100 * DAY_S)] == ["3"]
+    for one in measure_folders(found[:2]):
+        assert one.objects
+        remove_folder(one)
+    assert ObjectFolder(f"{place}/2-key").list() == {}
+    assert {path.split("/")[0] for path in ObjectFolder(f"{place}/3-key").list()} == {"step-00000020"}
 
 
 def test_removal_that_was_interrupted_continues(place, tmp_path, moto):

@@ -35,7 +35,11 @@ class RetentionApi(ApiCalls):
         """Return the months that have archives."""
         return self._get("/v1/archives", api.ArchiveList)
 
-    def archived_jobs(self, month: str, *, user: str = "", after: int = 0, limit: int = 1000) -> api.ArchivedJobs:
-        """Return a page of the jobs of a month, such as 2026-08."""
-        asked = query_string({"user": user or None, "after": after, "limit": limit})
+    def archived_jobs(
+        self, month: str, *, user: str = "", after: int = 0, limit: int = 1000, stored: bool = False
+    ) -> api.ArchivedJobs:
+        """Return a page of the jobs of a month, such as 2026-08; with `stored` only those with files in object stores."""
+        asked = query_string(
+            {"user": user or None, "after": after, "limit": limit, "stored": "true" if stored else None}
+        )
         return self._get(f"/v1/archives/{path_segment(month)}{asked}", api.ArchivedJobs)

@@ -61,6 +61,11 @@ def month_of(at_s: float) -> str:
     return time.strftime("%Y-%m", time.gmtime(at_s))
 
 
+def has_stored_files(job: Job) -> bool:
+    """Whether a job has outputs or checkpoints in an object store, as far as its record says."""
+    return bool(job.spec.outputs) or any("://" in one.path for one in job.checkpoints)
+
+
 def records_of(store: Store, job: Job) -> Iterator[StoredRecord]:
     """All records of a job that an archive keeps: keys of submits go without a trace."""
     yield JOBS.name, _encode(job).decode()
@@ -110,6 +115,7 @@ class JobArchives:
             migration=0,
             counts={JOBS.name: len(jobs)},
             last_job_seq=jobs[-1].seq,
+            stored_jobs=sum(map(has_stored_files, jobs)),
         )
         make_directory("archives.month", os.path.join(self._root, month))
         name = f"{jobs[0].seq}-{jobs[-1].seq}"
@@ -128,6 +134,14 @@ class JobArchives:
             BadFile: it is damaged.
         """
         return read_manifest(file.path, ARCHIVE).counts[JOBS.name]
+
+    def has_stored_jobs(self, file: ArchiveFile) -> bool:
+        """Whether a file may have jobs with files in object stores, by its first line; True for one that does not say so.
+
+        Raises:
+            BadFile: it is damaged.
+        """
+        return read_manifest(file.path, ARCHIVE).stored_jobs != 0
 
     def jobs(self, file: ArchiveFile) -> Iterator[ArchivedJob]:
         """The jobs of a file, by submit number.

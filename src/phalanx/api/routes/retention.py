@@ -82,10 +82,15 @@ async def list_archived_jobs(
     user: UserId | None = None,
     after: NonNegative = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+    stored: bool = False,
 ) -> Response:
-    """List the archived jobs that ended in a month (UTC), such as 2026-08, by number. For the next page send `next` of the reply as `after`."""
+    """List the archived jobs that ended in a month (UTC), such as 2026-08, by number. For the next page send `next` of the reply as `after`.
+
+    With `stored` only those with outputs or checkpoints in object stores, and their addresses, at most 200 in one reply.
+    """
     archives = runtime_of(request).archives
-    return json_response(await run_in_thread(archived_jobs, archives, month, user=user or "", after=after, limit=limit))
+    found = run_in_thread(archived_jobs, archives, month, user=user or "", after=after, limit=limit, stored=stored)
+    return json_response(await found)
 
 
 def _kinds(names: Iterable[str]) -> list[RetainedFiles]:

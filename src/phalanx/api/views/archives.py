@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import Final
 
+import msgspec
+
 from phalanx.api.auth.authenticator import may_see_all_of
 from phalanx.api.auth.redaction import redact_line
 from phalanx.api.views.job_records import attempt_view, job_view
@@ -17,11 +19,12 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.job import Job
-from phalanx.store.job_archives import ArchivedJob, ArchiveFile, JobArchives
+from phalanx.store.job_archives import ArchivedJob, ArchiveFile, JobArchives, has_stored_files
 from phalanx.wire.api.jobs import JobDetail
 from phalanx.wire.api.retention import ArchivedJobRow, ArchivedJobs, ArchivedMonth, ArchiveList
 
 _MONTH: Final = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
+_STORED_MAX: Final = 200  # rows of one answer that have addresses
 _JOB_ID: Final = re.compile(r"[0-9]{1,15}(_[0-9]{1,15})?")
 
 
@@ -46,8 +49,10 @@ def archive_list(archives: JobArchives, folder: str) -> ArchiveList:
     return ArchiveList(months=found, folder=folder)
 
 
-def archived_jobs(archives: JobArchives, month: str, *, user: str, after: int, limit: int) -> ArchivedJobs:
-    """A page of the jobs of a month.
+def archived_jobs(
+    archives: JobArchives, month: str, *, user: str, after: int, limit: int, stored: bool = False
+) -> ArchivedJobs:
+    """A page of the jobs of a month; with `stored` only those with files in object stores, and the addresses.
 
     Raises:
         BadRequest: it is not a month.
@@ -59,12 +64,14 @@ def archived_jobs(archives: JobArchives, month: str, *, user: str, after: int, l
     files = archives.files(month)
     if not files:
         raise NotFound(f"no job that ended in {month} is archived", hint=Hint(HintCode.LIST_ARCHIVES))
+    wanted = [one for one in files if one.last_seq > after and (not stored or archives.has_stored_jobs(one))]
+    limit = min(limit, _STORED_MAX) if stored else limit
     rows: list[ArchivedJobRow] = []
-    for job in _by_number(archives, [one for one in files if one.last_seq > after]):
-        if job.seq > after and user in ("", job.user):
+    for job in _by_number(archives, wanted):
+        if job.seq > after and user in ("", job.user) and (not stored or has_stored_files(job)):
             if len(rows) == limit:
                 return ArchivedJobs(jobs=rows, next=rows[-1].seq)
-            rows.append(_row(job))
+            rows.append(_stored_row(job) if stored else _row(job))
             after = job.seq  # a job may be in two files
     return ArchivedJobs(jobs=rows)
 
@@ -118,6 +125,12 @@ def archived_history(archives: JobArchives, caller: Caller, job_id: JobId, after
 def _by_number(archives: JobArchives, files: list[ArchiveFile]) -> Iterator[Job]:
     jobs = [(one.job for one in archives.jobs(file)) for file in files]
     return heapq.merge(*jobs, key=attrgetter("seq"))
+
+
+def _stored_row(job: Job) -> ArchivedJobRow:
+    output_dir = f"{job.spec.outputs}/{job.folder}" if job.spec.outputs else ""
+    checkpoints = [one.path for one in job.checkpoints if "://" in one.path]
+    return msgspec.structs.replace(_row(job), output_dir=output_dir, checkpoints=checkpoints)
 
 
 def _row(job: Job) -> ArchivedJobRow:

@@ -268,6 +268,7 @@ def _with_stores(run: RetentionRun, left: list[StoredFolder]) -> dict[str, objec
             "job": one.job,
             "user": one.user,
             "ended_s": one.ended_s,
+            "archived": one.archived,
             "url": one.url,
             "objects": None if one.objects is None else len(one.objects),
             "bytes": None if one.objects is None else one.size_bytes,

@@ -6,6 +6,7 @@ only objects that the job stored. The reasons are in decision 0113.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -17,10 +18,9 @@ from phalanx.node.data.sources import ObjectsRefused, SourceUnavailable
 from phalanx.node.logic.dataset import DatasetInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from phalanx.client import Client
-    from phalanx.wire.api.jobs import JobView
 
 _PAGE: Final = 1000
 _ENDED: Final = [state.value for state in JobState if state.terminal]
@@ -34,6 +34,7 @@ class StoredFolder:
     Attributes:
         kind: outputs or checkpoints.
         job, user: whose they are.
+        archived: whether the job's records are in an archive.
         ended_s: when the job ended, in Unix seconds.
         url: the folder of the job's outputs, or of one checkpoint.
         newer: for a checkpoint, the folder of the newest one, without which it stays.
@@ -46,6 +47,7 @@ class StoredFolder:
     user: str
     ended_s: float
     url: str
+    archived: bool = False
     newer: str = ""
     objects: dict[str, int] | None = field(default=None)
     stays: str = ""
@@ -57,7 +59,7 @@ class StoredFolder:
 
 
 def stored_folders(head: Client, older_than_s: float, kinds: Collection[str], now_s: float) -> list[StoredFolder]:
-    """Return the folders of jobs that ended at least `older_than_s` ago, oldest job first. Archived jobs are not among them.
+    """Return the folders of jobs that ended at least `older_than_s` ago, oldest job first, archived ones before all others.
 
     The newest checkpoint of a job stays, as on the head. `kinds`: as in `clean`; none means all.
     """
@@ -68,11 +70,16 @@ def stored_folders(head: Client, older_than_s: float, kinds: Collection[str], no
         page = head.jobs(state=_ENDED, before_seq=before, limit=_PAGE)
         for job in page.jobs:
             if job.ended_s is not None and now_s - job.ended_s >= older_than_s:
-                found += [one for kind in wanted for one in _folders_of(job, kind, job.ended_s)]
+                paths = [one.path for one in job.checkpoints]
+                found += [
+                    one
+                    for kind in wanted
+                    for one in _folders_of(job.id, job.user, job.ended_s, kind, job.output_dir, paths)
+                ]
         before = page.next
         if before is None:
             break
-    return found[::-1]
+    return (_archived_folders(head, now_s - older_than_s, wanted) if wanted else []) + found[::-1]
 
 
 def measure_folders(folders: list[StoredFolder]) -> list[StoredFolder]:
@@ -107,15 +114,36 @@ def remove_folder(folder: StoredFolder) -> None:
         raise Unreachable(str(error), hint="run the same command again: it continues") from None
 
 
-def _folders_of(job: JobView, kind: str, ended_s: float) -> Iterator[StoredFolder]:
+def _archived_folders(head: Client, before_s: float, kinds: Collection[str]) -> list[StoredFolder]:
+    """The folders of archived jobs that ended before a time, month by month."""
+    found: list[StoredFolder] = []
+    newest = time.strftime("%Y-%m", time.gmtime(before_s))
+    for month in sorted(one.month for one in head.archives().months if one.month <= newest):
+        after: int | None = 0
+        while after is not None:
+            page = head.archived_jobs(month, after=after, stored=True)
+            for job in page.jobs:
+                if job.ended_s <= before_s:
+                    found += [
+                        replace(one, archived=True)
+                        for kind in kinds
+                        for one in _folders_of(job.id, job.user, job.ended_s, kind, job.output_dir, job.checkpoints)
+                    ]
+            after = page.next
+    return found
+
+
+def _folders_of(
+    job: str, user: str, ended_s: float, kind: str, output_dir: str, checkpoints: Sequence[str]
+) -> Iterator[StoredFolder]:
+    """Folders of one kind. `checkpoints`: oldest first."""
     if kind == RetainedFiles.OUTPUTS:
-        newest, urls = "", [job.output_dir]
-    else:  # oldest first
-        newest = job.checkpoints[-1].path if job.checkpoints else ""
-        urls = [one.path for one in job.checkpoints[:-1]]
+        newest, urls = "", [output_dir]
+    else:
+        newest, urls = checkpoints[-1] if checkpoints else "", list(checkpoints[:-1])
     for url in urls:
         if "://" in url:
-            yield StoredFolder(kind=kind, job=job.id, user=job.user, ended_s=ended_s, url=url, newer=newest)
+            yield StoredFolder(kind=kind, job=job, user=user, ended_s=ended_s, url=url, newer=newest)
 
 
 def _measured(folder: StoredFolder, silent: dict[str, str]) -> StoredFolder:

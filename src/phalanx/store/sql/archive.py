@@ -49,6 +49,7 @@ class BackupManifest:
         database: "sqlite" or "postgres"; `migration`: version of its schema.
         counts: records of each kind; of an archive, its jobs only.
         last_job_seq: jobs with greater numbers are not in the backup.
+        stored_jobs: of an archive, how many of its jobs have files in object stores; None if an earlier version wrote it.
     """
 
     format: str
@@ -59,6 +60,7 @@ class BackupManifest:
     migration: int
     counts: dict[str, int]
     last_job_seq: int
+    stored_jobs: int | None = None
 
     @property
     def records(self) -> int:

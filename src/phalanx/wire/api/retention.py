@@ -95,7 +95,11 @@ class ArchiveList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchivedJobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One archived job. Times are Unix seconds."""
+    """One archived job. Times are Unix seconds.
+
+    Attributes:
+        output_dir, checkpoints: addresses in object stores, where they were when the job was archived; only in lists of such jobs.
+    """
 
     id: str
     seq: int
@@ -108,6 +112,8 @@ class ArchivedJobRow(msgspec.Struct, frozen=True, kw_only=True):
     submit_s: float
     ended_s: float
     attempts: int
+    output_dir: str = ""
+    checkpoints: list[str] = []
 
 
 class ArchivedJobs(msgspec.Struct, frozen=True, kw_only=True):
