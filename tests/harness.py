@@ -5,7 +5,9 @@ After every event the invariants of DESIGN 3 are checked, so that a scenario nee
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
@@ -29,9 +31,12 @@ class Harness(DrillCluster):
         policy: PolicySettings | None = None,
         lease_s: float = 6.0,
         offers: str = "",
+        unmountable: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._names = 0
-        super().__init__(make_fleet(fleet, offers=offers).nodes.values(), policy=policy, lease_s=lease_s)
+        nodes = make_fleet(fleet, offers=offers).nodes.values()
+        made = [replace(node, mounts_error=unmountable.get(node.id, "")) for node in nodes]
+        super().__init__(made, policy=policy, lease_s=lease_s)
 
     def submit(
         self,

@@ -20,6 +20,7 @@ from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.units import GIB
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
+from phalanx.core.work.job_file.data_sources import DataMode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas.queue_validation import check_queue_tree
 from phalanx.core.work.reservation import Reservation
@@ -57,6 +58,7 @@ def nodes(draw):
             Device(index=at, uuid=f"{at}", model=model, memory_bytes=80 * GIB, healthy=at not in sick)
             for at in range(draw(st.sampled_from([0, 2, 4, 4, 8])))
         ),
+        "mounts_error": draw(st.sampled_from(["", "", "", "rclone is not installed"])),
         "changed_s": T - draw(st.sampled_from([0.0, 2 * NODE_RETURNS_WITHIN_S])),
     }
 
@@ -125,6 +127,8 @@ def requests(draw):
         memory_gib=draw(st.sampled_from([0, 0, 0, 128, 512])),
         topology=topology,
         nodelist=tuple(draw(st.sampled_from([(), (), (), NAMES[:1], NAMES[:3], NAMES[2:]]))),
+        data=draw(st.sampled_from([(), (), (("train", "s3://b/train"),), (("train", "/nfs/train"),)])),
+        data_mode=draw(st.sampled_from([DataMode.MOUNT, DataMode.STREAM])),
         exclude=tuple(draw(st.sampled_from([(), (), (), NAMES[:1], NAMES[3:]]))),
         reservation=draw(st.sampled_from([*[""] * 8, "r", "r", "r", "gone"])),
         queue=draw(st.sampled_from(QUEUES)),

@@ -59,6 +59,7 @@ from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.units import parse_memory_bytes
 from phalanx.core.work.extras import parse_extras
 from phalanx.core.work.seats import parse_seat
+from phalanx.node.data.rclone_remote import why_no_mounts
 from phalanx.node.files.job_accounts import ACCOUNT_VARIABLES, JobAccountPolicy
 from phalanx.node.head_link.channels import start_thread
 from phalanx.node.head_link.head_address import HeadAddress
@@ -302,6 +303,7 @@ def _settings(
         supervisor_account=accounts.supervisor_account,
         foreign_usage=_foreign_usage(given),
         version=__version__,
+        mounts_error=why_no_mounts(given.get("PATH", os.defpath)),
         cordon=_JOINED_CORDONED if given.get("PHALANX_NODE_CORDONED") else None,
     )
     access = HeadAccess(

@@ -209,7 +209,12 @@ def _update_node_of_seat(context: StepContext, reported: Node) -> None:
     known = context.world.nodes.get(reported.id)
     if known is None or not known.per_attempt:
         return
-    fresh = replace(known, shares_head_files=reported.shares_head_files, limits=reported.limits)
+    fresh = replace(
+        known,
+        shares_head_files=reported.shares_head_files,
+        limits=reported.limits,
+        mounts_error=reported.mounts_error,
+    )
     if fresh != known:
         context.change.put(fresh)
 
@@ -233,6 +238,7 @@ def _node_seen(context: StepContext, seen: NodeListed) -> None:
             labels={**known.labels, **node.labels},
             shares_head_files=known.shares_head_files,
             limits=known.limits,
+            mounts_error=known.mounts_error,
         )
         if replace(known, changed_s=now_s) == fresh:
             return

@@ -100,6 +100,7 @@ def node_view(
         disk_free_bytes=None if samples is None else samples.disk_free_bytes,
         outside=list(node.foreign_usage.owners),
         limits=node.limits,
+        mounts_error=node.mounts_error,
         power_cap=_power_cap_view(node.power_cap),
         power_error=node.power_error,
         version=node.version,

@@ -270,6 +270,7 @@ def node_page(node: NodeView, screen: Terminal, now_s: float, tested: str = "") 
         + (f", Phalanx {node.version}" if node.version else "")
         + (f", fault score {node.marks:.1f}" if node.marks else ""),
         *([f"limits on CPUs and memory: {node.limits.value}"] if node.limits is not None else []),
+        *([f"cannot mount object stores: {node.mounts_error}"] if node.mounts_error else []),
         *([f"offers: {offers}"] if (offers := _offers(node)) else []),
         *([f"why: {why}"] if (why := _why(node, now_s)) else []),
         *([tested] if tested else []),

@@ -114,6 +114,7 @@ class Node:
         power_error: why the limits could not be set or restored, for messages.
         datasets: the datasets of which it has a copy, by key.
         version: release of its supervisor; empty of one that does not say.
+        mounts_error: why it cannot mount object stores, and what to do, for messages; empty if it can, or does not say.
         provisioning_reason: of a declared place: for whom its engine's cluster still has to start the machine; empty if it has one, or none is needed.
     """
 
@@ -152,6 +153,7 @@ class Node:
     version: str = ""
     datasets: tuple[HeldDataset, ...] = ()
     provisioning_reason: str = ""
+    mounts_error: str = ""
 
     @property
     def site(self) -> str:

@@ -318,6 +318,7 @@ class BoardSynchronizer:
             node is None
             or before is None
             or (node.devices, node.labels, node.host) != (before.devices, before.labels, before.host)
+            or node.mounts_error != before.mounts_error
         ):
             self.stale = True
             return

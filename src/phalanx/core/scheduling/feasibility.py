@@ -47,7 +47,13 @@ from phalanx.core.fleet.summary import FleetSummary, NodeKinds, summary_of
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId, PoolId, QueueId, ReservationId, UserId
 from phalanx.core.resources import GPUS, NO_RESOURCES, Resources, extras_of, quantity, quantity_text
-from phalanx.core.scheduling.node_filter import ALL_NODES, NodeFilter, node_filter_of
+from phalanx.core.scheduling.node_filter import (
+    ALL_NODES,
+    NodeFilter,
+    node_filter_of,
+    unmountable_nodes,
+    unmountable_text,
+)
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes, alternatives_text, placement_part
 from phalanx.core.scheduling.submission import check_topology, could_hold_part
 from phalanx.core.units import format_duration
@@ -123,6 +129,7 @@ class FeasibilityRequest:
     reservation: str
     queue: QueueId
     user: UserId
+    mounts: bool = False
 
 
 def feasibility_request(spec: JobSpec, queue: QueueId, user: UserId) -> FeasibilityRequest:
@@ -143,6 +150,7 @@ def feasibility_request(spec: JobSpec, queue: QueueId, user: UserId) -> Feasibil
         spec.reservation,
         queue,
         user,
+        spec.mounts_stores,
     )
 
 
@@ -191,6 +199,7 @@ class FeasibilityChecker:
         "_scopes",
         "_summaries",
         "_trees",
+        "_unmountable",
         "now_s",
         "valid_until_s",
     )
@@ -198,6 +207,7 @@ class FeasibilityChecker:
     def __init__(self, cluster: ClusterLimits, now_s: float, node_kinds: NodeKinds | None = None) -> None:
         self._node_kinds = node_kinds or NodeKinds()
         self._nodes = dict(sorted(cluster.nodes.items()))  # messages must not depend on the order of the nodes
+        self._unmountable = unmountable_nodes(self._nodes.values())
         pools, members = list(cluster.node_pools.values()), dict(cluster.pool_nodes)
         self._pooled = {node.id: (pool, node) for pool, node in startable_nodes(pools, members, self._nodes)}
         self._mixed_kinds = list(mixed_kinds(pools, members, self._nodes))
@@ -310,8 +320,7 @@ class FeasibilityChecker:
         asked = request.role.asked
         if not self._tree.others:
             return asked
-        chosen = node_filter_of(request.nodelist, request.exclude, request.reservation, self._reservations)
-        shapes = self._shapes(request, chosen, _Scope.KNOWN)
+        shapes = self._shapes(request, self._filter_of(request), _Scope.KNOWN)
         if isinstance(shapes, NeverFits):
             return asked
         host = min(sum((one.host * one.parts for one in shape.each), NO_RESOURCES) for shape in shapes)
@@ -401,14 +410,18 @@ class FeasibilityChecker:
     def _fleet_outlook(self, request: FeasibilityRequest) -> Feasibility:
         if not self._nodes and not self._pooled:
             return _not_now(self._awaited or "no node has joined")
-        chosen = node_filter_of(request.nodelist, request.exclude, request.reservation, self._reservations)
+        chosen = self._filter_of(request)
         if not isinstance(self._shapes(request, chosen, _Scope.NOW), NeverFits):
             return POSSIBLE
         if self._awaited:
             return _not_now(self._awaited)
         shapes = self._shapes(request, chosen, _Scope.RETURNING)
         if isinstance(shapes, NeverFits):
-            return self._outlook_on_mixed_pools(request, chosen) or self._never_on_fleet(request, chosen, shapes)
+            return (
+                self._outlook_on_mixed_pools(request, chosen)
+                or self._never_mounts(request)
+                or self._never_on_fleet(request, chosen, shapes)
+            )
         away = [
             (node.id, why)
             for node_id, back in self._scope(_Scope.RETURNING).items()
@@ -425,6 +438,25 @@ class FeasibilityChecker:
             return _not_now(f"needs nodes of pool {_listed(text)}", str(shapes[0]))
         why = _listed([f"{node_id} {reason}" for node_id, reason in away])
         return replace(_not_now(why, str(shapes[0])), nodes=tuple(node_id for node_id, _ in away))
+
+    def _filter_of(self, request: FeasibilityRequest) -> NodeFilter:
+        unmountable = self._unmountable if request.mounts else frozenset[NodeId]()
+        return node_filter_of(request.nodelist, request.exclude, request.reservation, self._reservations, unmountable)
+
+    def _never_mounts(self, request: FeasibilityRequest) -> Feasibility | None:
+        """The refusal of a job that would fit if its nodes could mount object stores; None if that is not the reason."""
+        without = replace(request, mounts=False)
+        chosen = self._filter_of(without)
+        shapes = self._shapes(without, chosen, _Scope.RETURNING)
+        if not self._unmountable or not request.mounts or isinstance(shapes, NeverFits):
+            return None
+        nodes = [
+            self._nodes[name]
+            for name in sorted(self._unmountable)
+            if chosen.admits(name) and could_hold_part(shapes, _restored(self._nodes[name]))
+        ]
+        detail = f"too few nodes that fit can mount object stores; it cannot use {unmountable_text(nodes)}"
+        return _never("mounts", detail, "copy the data (mode: stage), or mend the nodes and restart their supervisors")
 
     def _outlook_on_mixed_pools(self, request: FeasibilityRequest, chosen: NodeFilter) -> Feasibility | None:
         """The outlook if the nodes of a pool whose nodes are of several kinds were all of one; None if that does not help."""

@@ -20,7 +20,7 @@ from phalanx.core.fleet.summary import NodeKinds, summary_from_counts, summary_o
 from phalanx.core.fleet.topology import TopologyTree, build_topology_tree
 from phalanx.core.ids import NodeId, ReservationId
 from phalanx.core.scheduling.needs import Need, Places
-from phalanx.core.scheduling.node_filter import ALL_NODES, NodeFilter, node_filter_of
+from phalanx.core.scheduling.node_filter import ALL_NODES, NodeFilter, node_filter_of, unmountable_nodes
 from phalanx.core.scheduling.pool import HeldShare, SharePosition
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes, placement_part, tasks_per_node
 from phalanx.core.scheduling.sharing.mig_devices import DivisibleDevice, HeldSlices
@@ -85,7 +85,7 @@ class PendingUsage:
 
 @dataclass(slots=True)
 class FleetIndex:
-    """The numbering of one fleet. Rebuilt when a node joins, leaves for good, or changes its devices or labels.
+    """The numbering of one fleet. Rebuilt when a node joins, leaves for good, or changes its devices, its labels or whether it can mount.
 
     Attributes:
         nodes: the node of each number.
@@ -109,6 +109,7 @@ class FleetIndex:
     twins: dict[int, tuple[int, ...]] = field(default_factory=dict)
     tree: TopologyTree | None = None
     divisible: dict[int, tuple[DivisibleDevice, ...]] = field(default_factory=dict)
+    _unmountable: int = -1  # not known yet
 
     @property
     def device_counts(self) -> list[int]:
@@ -124,9 +125,17 @@ class FleetIndex:
         return found
 
     def left_out_by(self, spec: JobSpec) -> int:
-        """The nodes that a job's own lists of nodes leave out, as a bitset."""
+        """The nodes that a job's own lists of nodes leave out, and those that cannot mount what it mounts, as a bitset."""
         unlisted = ((1 << len(self.nodes)) - 1) & ~self.bitset_of(spec.nodelist) if spec.nodelist else 0
-        return unlisted | self.bitset_of(spec.exclude)
+        return unlisted | self.bitset_of(spec.exclude) | self.unmountable_by(spec)
+
+    def unmountable_by(self, spec: JobSpec) -> int:
+        """The nodes that a job leaves out since they cannot mount object stores, as a bitset; 0 for a job that mounts none."""
+        if not spec.mounts_stores:
+            return 0
+        if self._unmountable < 0:
+            self._unmountable = self.bitset_of(node.id for node in self.nodes if node.mounts_error)
+        return self._unmountable
 
     def needs(self, shapes: Iterable[Shape], topology: TopologyConstraint, project: str = "") -> tuple[Need, ...]:
         """The shapes as needs, in order of preference. Empty: no node has such devices, or the fleet lacks a required level.
@@ -455,6 +464,7 @@ class ShapeCache:
         self._kind_of = node_kinds.kind_of
         self._fit = fit
         self._reservations = reservations
+        self._unmountable = unmountable_nodes(nodes.values())
         self._shapes: dict[tuple[Role, NodeFilter], tuple[Shape, ...] | WaitReason] = {}
         self._needs: dict[tuple[object, ...], tuple[Need, ...]] = {}
         self._kinds = Counter(self._kind_of(node) for node in nodes.values() if node.schedulable)
@@ -470,7 +480,8 @@ class ShapeCache:
     def shapes_of_job(self, job: Job) -> tuple[Shape, ...] | WaitReason:
         """The shapes on the nodes that accept work now and that the job may use, or why there are none."""
         spec = job.spec
-        chosen = node_filter_of(spec.nodelist, spec.exclude, spec.reservation, self._reservations)
+        unmountable = self._unmountable if spec.mounts_stores else frozenset[NodeId]()
+        chosen = node_filter_of(spec.nodelist, spec.exclude, spec.reservation, self._reservations, unmountable)
         key = (placement_part(spec.role), chosen)
         found = self._shapes.get(key)
         if found is None:

@@ -22,6 +22,7 @@ from phalanx.core.ids import JobId, NodeId, PoolId, QueueId, UserId
 from phalanx.core.months import month_of
 from phalanx.core.resources import NO_RESOURCES, Resources
 from phalanx.core.scheduling.board_builder import ClusterSnapshot, free_licences
+from phalanx.core.scheduling.node_filter import unmountable_nodes
 from phalanx.core.scheduling.order_rules import OrderJudge
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes
 from phalanx.core.state.plan import WaitReason, WantedNodes
@@ -333,6 +334,7 @@ class _Trial:
     ) -> None:
         self._slots = slots
         self._summary = summary_of(slot.node for slot in slots)
+        self._unmountable = unmountable_nodes(slot.node for slot in slots)
         self._quotas = quotas
         self._free_seats = free_seats
         # Requests that no slots hold; with queue, user and licences those that quotas refuse.
@@ -398,7 +400,8 @@ class _Trial:
     def _excluded(self, job: Job, judge: OrderJudge | None) -> frozenset[str]:
         """Nodes on which the job must not run."""
         kept_off = frozenset[str]() if judge is None else judge.keeps_off(job)
-        return kept_off.union(job.spec.exclude)
+        unmountable = self._unmountable if job.spec.mounts_stores else ()
+        return kept_off.union(job.spec.exclude, unmountable)
 
     def _take(
         self, job: Job, found: list[tuple[_Slot, _Part]], judge: OrderJudge | None, vetoes: list[list[NodePool]]

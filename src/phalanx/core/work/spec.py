@@ -11,7 +11,7 @@ from phalanx.core.resources import Extras, Resources
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.job_file.data_sources import DataMode
+from phalanx.core.work.job_file.data_sources import DataMode, local_path
 from phalanx.core.work.job_file.notify import NotifyTerms
 from phalanx.core.work.job_file.on_end import OnEnd
 from phalanx.core.work.job_file.requirements import NO_REQUIREMENTS
@@ -208,6 +208,11 @@ class JobSpec:
     def stages_data(self) -> bool:
         """Whether its nodes copy datasets before the start."""
         return bool(self.data) and self.data_mode is DataMode.STAGE
+
+    @property
+    def mounts_stores(self) -> bool:
+        """Whether its nodes mount object stores before the start."""
+        return self.data_mode is DataMode.MOUNT and any(local_path(source) is None for _, source in self.data)
 
     @property
     def is_batch_script(self) -> bool:

@@ -21,6 +21,7 @@ _TYPE: Final = b"fuse.rclone"
 _SOURCE: Final = b"phalanx"
 _FLAGS: Final = 1 | 2 | 4  # MS_RDONLY, MS_NOSUID, MS_NODEV
 _DETACH: Final = 2  # MNT_DETACH: also while a process has a file of it open
+_CAP_SYS_ADMIN: Final = 21  # capabilities(7)
 _DETACH_LIMIT_S: Final = 10.0  # a hang guard
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -36,6 +37,8 @@ def why_not() -> str:
         return f"{DEVICE} does not exist; load the kernel's module fuse"
     if not os.access(DEVICE, os.R_OK | os.W_OK):
         return f"{DEVICE} cannot be opened by this account; chmod 666 {DEVICE}, as udev sets it"
+    if mounts_itself() and not _may_mount():
+        return "the supervisor lacks the capability CAP_SYS_ADMIN, as in a container; start it with that, or outside"
     if not mounts_itself() and _fusermount() is None:
         return "fusermount3 is not installed, without which only root can mount; install the system's package fuse3"
     return ""
@@ -96,6 +99,13 @@ def remove_mount_folders(folder: str) -> None:
     for at, _, _ in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(at)
+
+
+def _may_mount() -> bool:
+    """Whether this process has CAP_SYS_ADMIN, by proc(5)."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        found = next((line.split()[1] for line in file if line.startswith("CapEff:")), "0")
+    return bool(int(found, 16) >> _CAP_SYS_ADMIN & 1)
 
 
 def _fusermount() -> str | None:

@@ -142,6 +142,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         limits: what enforces CPUs and memory of jobs there; None while no supervisor has run there.
         extras, extras_used: named amounts that it offers, and that jobs hold; sizes in bytes.
         power_cap: None without one.
+        mounts_error: why it cannot mount object stores; empty if it can, or does not say.
         power_error: why its power limits could not be set or restored; empty if they could.
         version: release of its supervisor; empty if it is not known.
         provisioning: for which job an autoscaler still has to start the machine of this declared place; empty if that is not so.
@@ -176,6 +177,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     outside: list[str] = []
     nics: list[NicView] = []
     limits: LimitKind | None = None
+    mounts_error: str = ""
     extras: dict[str, int] = {}
     extras_used: dict[str, int] = {}
     pool: str = ""

@@ -19,6 +19,7 @@ from phalanx.core.scheduling.board_records import (
 from phalanx.core.scheduling.device_speeds import speed_ratio_text
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.needs import Need
+from phalanx.core.scheduling.node_filter import unmountable_text
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.pool import DevicePool
 from phalanx.core.scheduling.sharing.mig_pool import MigPool
@@ -149,6 +150,10 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
             reason=WaitReasonCode.RESOURCES,
             detail="only rented nodes have room now, and the rule of its queue or project keeps it off them",
         )
+    unmountable = scheduler.fleet_index.unmountable_by(job.spec)
+    others = klass.excluded & ~unmountable
+    if unmountable and any(board.find_need(need, others) is not None for need in klass.needs):
+        return WaitReason(reason=WaitReasonCode.RESOURCES, detail=_mounts_text(scheduler, unmountable & ~others))
     if left_out and any(board.find_need(need) is not None for need in klass.needs):
         nodes = sorted(node.id for at, node in enumerate(scheduler.fleet_index.nodes) if not left_out >> at & 1)
         return WaitReason(
@@ -158,6 +163,12 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
     wait = _lacks_room(scheduler, klass)
     later = _later_moves_text(scheduler, entry) or _later_stops_text(scheduler, entry)
     return replace(wait, detail=wait.detail + later + _fair_users_text(board, klass))
+
+
+def _mounts_text(scheduler: SchedulerView, unmountable: int) -> str:
+    nodes = {node.id: node for at, node in enumerate(scheduler.fleet_index.nodes) if unmountable >> at & 1}
+    named = unmountable_text(nodes.values())
+    return f"only nodes that cannot mount object stores have room now: {named}; with mode: stage it would start there"
 
 
 def _fair_users_text(board: Board, klass: JobClass) -> str:
