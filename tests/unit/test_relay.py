@@ -167,6 +167,7 @@ def test_a_stranger_without_the_key_is_no_head(caplog):
         async with Rig(head_key=bytes(32)) as rig:
             await until(lambda: "does not have the key" in caplog.text)
             assert not rig.relay._attached
+            assert "does not have the key" in rig.agents[0].status.problem
 
     run(scene)
 
@@ -311,10 +312,14 @@ def test_the_head_attaches_again_after_the_relay_was_away():
     async def scene():
         async with Rig() as rig:
             await rig.attached()
+            status = rig.agents[0].status
+            assert status.problem == ""
             await rig.stop_relay()
+            await until(lambda: status.problem)
             rig.start_relay()
             await rig.pair()
             await rig.attached()
+            assert status.problem == ""
 
     run(scene)
 

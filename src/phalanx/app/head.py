@@ -286,7 +286,9 @@ class Head:
         take = (lambda _: False) if self._renewals is None else self._renewals.take
         relay = None
         if listen is not None and listen.is_relay:
-            relay = RelaySettings(host=listen.host, port=listen.port, key=self._options.relay_key)
+            assert welcome is not None  # a head with a relay listens
+            key = self._options.relay_key
+            relay = RelaySettings(host=listen.host, port=listen.port, key=key, status=welcome.relay)
         return ApiServer(app, tls=tls, programs_tls=programs_tls, relay=relay, hand_over=take)
 
     def _tracing(self) -> JobTracing | None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from phalanx.api.http.relay_agent import RelayStatus
 from phalanx.api.http.server import TlsSocket
 from phalanx.app.machine_files import MachineFiles
 from phalanx.core.access.node_tokens import join_token, node_token
@@ -185,6 +186,7 @@ class HeadJoinService:
         engines: of the head; the first that admits a server makes it a node.
         salt: of the join tokens.
         machine_files: what rented machines download.
+        relay: whether the head has a connection to its relay.
     """
 
     authority: CertificateAuthority
@@ -194,6 +196,7 @@ class HeadJoinService:
     engines: Sequence[Engine]
     salt: StoredJoinSalt = field(default_factory=StoredJoinSalt)
     machine_files: MachineFiles | None = None
+    relay: RelayStatus = field(default_factory=RelayStatus)
 
     @property
     def ca_pem(self) -> str:
@@ -208,6 +211,7 @@ class HeadJoinService:
             token=join_token(self.node_secret, expires_s, self.salt.value),
             fingerprint=fingerprint(self.ca_pem),
             expires_s=expires_s,
+            relay_problem=self.relay.problem,
         )
 
     def files_for_machines(self) -> str:

@@ -52,9 +52,13 @@ class MachineLeaving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of `phalanx join` for the next server; `address` is empty if the head listens on loopback only."""
+    """The arguments of `phalanx join` for the next server; `address` is empty if the head listens on loopback only.
+
+    `relay_problem`: why the head has no connection to the relay at this address; empty if it has one, or needs none.
+    """
 
     address: str
     token: str
     fingerprint: str
     expires_s: float
+    relay_problem: str = ""

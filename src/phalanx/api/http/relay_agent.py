@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.wire.head_relay import (
@@ -37,23 +38,35 @@ _SILENT_S: Final = PING_EVERY_S + PONG_S + 10.0  # the relay has gone if no PING
 _log: Final = logging.getLogger("phalanx.api")
 
 
+@dataclass(slots=True)
+class RelayStatus:
+    """What the head says of its connection to its relay. `problem`: why there is none; empty while there is one, or without a relay."""
+
+    problem: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings:
-    """The relay of a head: its address, and the key that both know."""
+    """The relay of a head: its address, the key that both know, and where the state of the connection is written."""
 
     host: str
     port: int
     key: bytes
+    status: RelayStatus = field(default_factory=RelayStatus)
 
 
 class RelayAgent:
-    """Keeps idle connections to a relay until it is closed. `take` gets each that carries a client. Use it on the event loop only."""
+    """Keeps idle connections to a relay until it is closed. `take` gets each that carries a client. Use it on the event loop only.
+
+    `status`: that of the settings, which other threads may read.
+    """
 
     def __init__(self, settings: RelaySettings, take: Callable[[socket.socket], None]) -> None:
         self._settings, self._take = settings, take
         self._address = joined_address(settings.host, settings.port)
         self._instance = secrets.token_bytes(INSTANCE_BYTES)
-        self._error = "not yet tried"
+        self.status = settings.status
+        self._error = self.status.problem = "not yet tried"
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._keep_connected()) for _ in range(IDLE_CONNECTIONS)]
 
@@ -77,7 +90,7 @@ class RelayAgent:
                 connection = None
                 continue
             except (OSError, TimeoutError) as error:
-                self._report(str(error) or "it does not answer")
+                self._report(_reason(error))
             finally:
                 if connection is not None:
                     connection.close()
@@ -123,7 +136,13 @@ class RelayAgent:
             _log.warning("no connection to the relay %s: %s", self._address, error)
         elif self._error and not error:
             _log.info("attached to the relay %s", self._address)
-        self._error = error
+        self._error = self.status.problem = error
+
+
+def _reason(error: OSError) -> str:
+    """The error in words: asyncio's own name the address again."""
+    words = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)
+    return words or "it does not answer"
 
 
 async def _wait_for_client(connection: socket.socket) -> None:

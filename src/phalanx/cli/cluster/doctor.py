@@ -11,6 +11,7 @@ import click
 
 from phalanx import __version__
 from phalanx.cli import cells
+from phalanx.cli.cluster.join_command import relay_fix, relay_problem
 from phalanx.cli.cluster.machine_checks import Finding, Severity, run_machine_checks
 from phalanx.cli.cluster.state_folder import (
     RecordedHead,
@@ -159,6 +160,7 @@ def _head_findings(home: str) -> Iterator[Finding]:
         yield _history(head)
         if record is not None:
             yield _listen_address(home)
+            yield from _relay(head)
             yield from _traces(home)
     except NotSignedIn as error:
         yield Finding(
@@ -199,6 +201,14 @@ def _listen_address(home: str) -> Finding:
         level=Severity.OK,
         says=f"other servers can join at {listen}; phalanx join --print prints the command for them",
     )
+
+
+def _relay(head: Client) -> Iterator[Finding]:
+    """Check the head's connection to its relay; nothing while there is one, and without a relay."""
+    address, problem = relay_problem(head)
+    if problem:
+        says = f"no connection to {address}: {problem}; no other server can join, and those that have joined cannot reach the head"
+        yield Finding(what="relay", level=Severity.FAIL, says=says, mend=relay_fix(address))
 
 
 def _traces(home: str) -> Iterator[Finding]:

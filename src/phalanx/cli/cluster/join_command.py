@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from phalanx.core.errors import Conflict, NotFound, NotPermitted
+from phalanx.wire.head_relay import KEY_FILE
 from phalanx.wire.join import JoinArguments
 
 if TYPE_CHECKING:
@@ -25,6 +26,25 @@ def fetch_join_command(head: Client) -> str | None:
         return _command(head.transport.json("GET", PATH))
     except (NotFound, NotPermitted):  # an older head, or a user without the permission
         return None
+
+
+def relay_problem(head: Client) -> tuple[str, str]:
+    """Return the address of the head's relay and why the head has no connection to it; empty if it has one, or needs none, or who asks may not know.
+
+    Raises:
+        PhalanxError: the head does not answer.
+    """
+    try:
+        line = msgspec.json.decode(head.transport.json("GET", PATH), type=JoinArguments)
+    except (NotFound, NotPermitted):
+        return "", ""
+    return line.address, line.relay_problem
+
+
+def relay_fix(address: str) -> str:
+    """Return what to do about a relay to which the head has no connection."""
+    port = address.rpartition(":")[2]
+    return f"on that machine: phalanx relay --listen 0.0.0.0:{port}; its key must be that of this head, the file {KEY_FILE}"
 
 
 def print_join_command(head: Client, *, renew_token: bool) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from phalanx.cli.cells import count
-from phalanx.cli.cluster.join_command import fetch_join_command
+from phalanx.cli.cluster.join_command import fetch_join_command, relay_fix, relay_problem
 from phalanx.cli.cluster.state_folder import (
     find_local_head,
     home_folder,
@@ -48,6 +48,7 @@ _ANSWER_S: Final = 5.0  # for the answer of a running head, which may be startin
 _NODES_S: Final = 10.0  # for the nodes to register; the head is ready without them
 _LEADER_S: Final = 30.0  # for a leader election: the last leader may have died without ending its term
 _POLL_S: Final = 0.03
+_RELAY_S: Final = 3.0  # for the first connection to the relay: some tries of the head
 _MEMBERS_MAX: Final = 8  # joined servers named in a warning
 _PORT_DEFAULT: Final = 7600  # DESIGN 4
 
@@ -469,10 +470,28 @@ def _print_summary(head: Client, url: str, what: str) -> None:
         print(strip_control(f"  {_node_line(node)}"))
     if not nodes:
         print("  no node has joined yet")
+    _print_relay_problem(head)
     line = fetch_join_command(head)
     if line is not None:
         print(f"on the next server: {line}")
     print(f"next: phalanx run --gpus {_first_request(nodes)} -- python train.py")
+
+
+def _print_relay_problem(head: Client) -> None:
+    """Print that no server can join while the head has no connection to its relay, which it may get within its first tries."""
+    if str(read_cluster_file(home_folder()).get("relay") or "off") == "off":
+        return
+    until = time.monotonic() + _RELAY_S
+    while (found := relay_problem(head))[1] and time.monotonic() < until:
+        time.sleep(_POLL_S)
+    address, problem = found
+    if problem:
+        print(
+            strip_control(
+                f"  no connection to the relay {address}: {problem}; no other server can join until there is one"
+            )
+        )
+        print(strip_control(f"  {relay_fix(address)}"))
 
 
 def _first_request(nodes: Sequence[NodeView]) -> str:
