@@ -2,10 +2,10 @@
 
 Pools of a real head order machines over HTTP: through the provider `aws` from moto's server, through `google` and `azure` from servers that answer
 as the references of these clouds say. All have the same faults (`cloud_faults.py`). The head is killed by SIGKILL again and again, at random
-moments and at failpoints of its store. Pools are removed and added all the while. In the end all are removed. `judge.py` has the verdict:
+moments and at failpoints of its store. Its wall clock is set by up to eleven hours, forward and back (`head_clock.py`). Pools are removed and added all the while. In the end all are removed. `judge.py` has the verdict:
 `leaked`, `doubled` and `billed_minus_ledger_s`.
 
-Needs `make s3-tools`, botocore and google-auth.
+Needs `make s3-tools`, botocore, google-auth and a C compiler.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from benchmarks.clouds.campaign import Campaign
 from benchmarks.clouds.campaign_clouds import MAKERS, make_clouds
+from benchmarks.clouds.head_clock import HeadClock
 from benchmarks.clouds.judge import judge, read_history, sum_up
 from benchmarks.cluster import free_port
 
@@ -32,6 +33,7 @@ KILL_EVERY: Final = 50  # creates, unless `--kills` says another number
 def run(
     creates: int,
     kills: int,
+    jumps: int,
     seed: int,
     faults: float,
     pool_nodes: int,
@@ -41,17 +43,18 @@ def run(
     """Run the campaign, and return the verdict with what happened. `shares`: the weight of each cloud in the creates."""
     folder, began_s = Path(tempfile.mkdtemp(prefix="phalanx-clouds.")), time.monotonic()
     home, clouds = folder / "home", make_clouds(shares, folder)
-    environment = {**os.environ, "PHALANX_HOME": str(home)}
+    clock = HeadClock(folder) if jumps else None
+    environment = {**os.environ, "PHALANX_HOME": str(home), **(clock.environment if clock is not None else {})}
     for cloud in clouds:
         environment |= cloud.environment
-    campaign = Campaign(home, clouds, random.Random(seed), pool_nodes, environment)
+    campaign = Campaign(home, clouds, random.Random(seed), pool_nodes, environment, clock)
     try:
         with open(folder / "clouds", "wb") as output:
             for number, cloud in enumerate(clouds):
                 cloud.begin(seed * 10 + number, faults, output)
         first = ("--virtual", "1x1", "--port", str(free_port()), "--listen", f"127.0.0.2:{free_port()}")
         campaign.up(*first, calm=True)
-        campaign.run(creates, kills, limit_s)
+        campaign.run(creates, kills, jumps, limit_s)
         created_s = time.monotonic() - began_s
         campaign.settle()
         campaign.phalanx("down")
@@ -69,6 +72,7 @@ def run(
         "clouds": verdicts,
         "pools": campaign.added,
         "head_kills": dict(campaign.kills),
+        "clock_jumps": campaign.jumps,
         "calls_and_faults": {name: one["counts"] for name, one in lists.items()},
         "seed": seed,
         "creating_s": round(created_s),
@@ -81,6 +85,7 @@ def main() -> None:
     words = argparse.ArgumentParser(prog="python -m benchmarks.clouds", description=(__doc__ or "").splitlines()[0])
     words.add_argument("--creates", type=int, default=300)
     words.add_argument("--kills", type=int, default=None, help=f"of the head; by default one for {KILL_EVERY} creates")
+    words.add_argument("--jumps", type=int, default=None, help="of the head's wall clock; by default as many as kills")
     words.add_argument("--seed", type=int, default=1)
     words.add_argument("--faults", type=float, default=1.0, help="factor of all shares of faults")
     words.add_argument("--nodes", type=int, default=20, help="of each pool")
@@ -90,7 +95,8 @@ def main() -> None:
     given = words.parse_args()
     kills = given.creates // KILL_EVERY if given.kills is None else given.kills
     shares = {name: float(weight or 1) for name, _, weight in (one.partition(":") for one in given.clouds.split(","))}
-    found = run(given.creates, kills, given.seed, given.faults, given.nodes, shares, given.seconds)
+    jumps = kills if given.jumps is None else given.jumps
+    found = run(given.creates, kills, jumps, given.seed, given.faults, given.nodes, shares, given.seconds)
     if given.json:
         print(json.dumps(found))
         return

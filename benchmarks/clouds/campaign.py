@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.clouds.campaign_clouds import CampaignCloud
+from benchmarks.clouds.head_clock import JUMPS_S, HeadClock
 from phalanx.client.client import Client
 from phalanx.core.errors import Conflict, NotFound, PhalanxError
 
@@ -34,6 +35,8 @@ class Campaign:
 
     Attributes:
         pool_nodes: of each pool.
+        clock: of the head, which is set again and again; None: it is not.
+        jumps: how often it was.
         kills: how often the head was killed by a signal of ours, or died at a failpoint.
         live: the cloud of each pool, and until when it lives.
     """
@@ -43,6 +46,8 @@ class Campaign:
     dice: random.Random
     pool_nodes: int
     environment: dict[str, str]
+    clock: HeadClock | None = None
+    jumps: int = 0
     kills: Counter[str] = field(default_factory=Counter)
     added: int = 0
     live: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -80,16 +85,18 @@ class Campaign:
             more = {}
         raise RuntimeError(self.phalanx("up", *words).stderr)
 
-    def run(self, creates: int, kills: int, limit_s: float) -> None:
-        """Create so many machines, of each cloud its share, and kill the head so often; no longer than `limit_s`."""
+    def run(self, creates: int, kills: int, jumps: int, limit_s: float) -> None:
+        """Create so many machines, of each cloud its share, kill the head so often, and set its clock so often; no longer than `limit_s`."""
         until_s = time.monotonic() + limit_s
         while time.monotonic() < until_s:
             made = {cloud.name: int(cloud.ask("count")["machines"]) for cloud in self.clouds}
             wanted = {cloud.name: creates * cloud.share for cloud in self.clouds}
             left = [cloud for cloud in self.clouds if made[cloud.name] < wanted[cloud.name]]
             done = sum(min(made[name], wanted[name]) for name in made) / max(1.0, sum(wanted.values()))
-            if not left and self.kills.total() >= kills:
+            if not left and self.kills.total() >= kills and self.jumps >= jumps:
                 return
+            if self.jumps < jumps * done and self.dice.random() < 0.7:
+                self._set_clock()
             self._keep_head(killed=self.kills.total() < kills * done and self.dice.random() < 0.7)
             self._change_pools(left or self.clouds)
             time.sleep(self.dice.uniform(0.0, 2 * ROUND_S))
@@ -125,6 +132,12 @@ class Campaign:
             while self.head_pid() == pid:
                 time.sleep(0.02)
             self.up()
+
+    def _set_clock(self) -> None:
+        """Set the wall clock of the head, while machines are created and stopped."""
+        assert self.clock is not None
+        self.clock.set(self.dice.choice([one for one in JUMPS_S if one != self.clock.offset_s]))
+        self.jumps += 1
 
     def _change_pools(self, clouds: list[CampaignCloud]) -> None:
         """Remove the pools whose time is over, and add others."""

@@ -171,6 +171,7 @@ def boot(cloud: Cloud, instance: Any, user_data: Any) -> None:
                 stderr=console,
                 start_new_session=True,
             )
+        cloud.machines[instance.id]["booted_s"] = time.time()
         cloud.count("booted")
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from benchmarks.clouds.campaign_clouds import IMAGE, MOTO
 from benchmarks.cluster import ROOT
@@ -59,7 +60,7 @@ http.server.ThreadingHTTPServer(("@METADATA@", 80), Handler).serve_forever()
 class CloudHosts:
     """The network, the cloud, and what a shell in the head's namespace types."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         self.folder, self.prefix = folder, f"pxc{os.getpid()}"
         self.inside = ["nsenter", f"--net=/run/netns/{self.prefix}"]
         for name in ("hosts", "bin", "work"):
@@ -178,7 +179,7 @@ class CloudHosts:
         program.chmod(0o755)
 
 
-def why_not():
+def why_not() -> str:
     """Why there can be no hosts here; empty if there can."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "nsenter", "flock"))):
         return "needs root, iproute2 and util-linux"

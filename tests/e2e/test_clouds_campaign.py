@@ -16,7 +16,7 @@ pytestmark = [
 
 
 def test_creates_under_faults_leave_nothing_and_double_nothing():
-    found = run(creates=300, kills=12, seed=7, faults=1.0, pool_nodes=15, shares=dict.fromkeys(MAKERS, 1.0))
+    found = run(creates=300, kills=12, jumps=12, seed=7, faults=1.0, pool_nodes=15, shares=dict.fromkeys(MAKERS, 1.0))
     assert {name: one["machines"] >= 60 for name, one in found["clouds"].items()} == {
         "aws": True,
         "google": True,
@@ -25,6 +25,7 @@ def test_creates_under_faults_leave_nothing_and_double_nothing():
     assert (found["leaked"], found["doubled"], found["without_a_ledger_line"]) == (0, 0, 0), found
     assert abs(found["billed_minus_ledger_s"]) <= 1.0, found
     assert sum(found["head_kills"].values()) >= 12, found
+    assert found["clock_jumps"] >= 12, found
 
 
 def test_the_judge_sees_what_is_left_over_doubled_or_not_written():

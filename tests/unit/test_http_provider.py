@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import time
+from email.utils import formatdate
 
 import pytest
 
@@ -222,3 +223,28 @@ def test_a_start_script_ends_the_machine_in_the_way_of_its_cloud(tmp_path):
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     subprocess.run(["sh", str(path)], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, check=True, timeout=60)
     assert (tmp_path / "ended").exists()
+
+
+# ---- the clock of the cloud ---------------------------------------------------------------------------------------------
+
+
+def test_times_of_a_bill_are_by_the_clock_of_the_cloud_where_the_heads_was_set(monkeypatch):
+    at_s = 1_795_000_000.0
+    headers = {"date": formatdate(at_s, usegmt=True)}
+    for own_s, expected_s in ((at_s + 1.2, at_s + 1.2), (at_s - 1.4, at_s - 1.4), (at_s + 7200.0, at_s + 0.5)):
+        monkeypatch.setattr(time, "time", lambda own_s=own_s: own_s)
+        assert rest_calls.answer_time_s(headers) == expected_s
+        assert rest_calls.answer_time_s({}) == rest_calls.answer_time_s({"date": "soon"}) == own_s
+
+
+def test_a_service_has_a_time_that_no_set_clock_moves(monkeypatch):
+    service = rest_calls.RestCalls(url="http://127.0.0.1:1")
+    monkeypatch.setattr(time, "time", lambda: 5.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    assert service.now_s() == 5.0
+    reply = rest_calls.CloudReply(status=200, headers={"date": formatdate(9000.0, usegmt=True)}, body={}, text="{}")
+    monkeypatch.setattr(rest_calls, "send_request", lambda *_: reply)
+    service.send("GET", "/x")
+    monkeypatch.setattr(time, "time", lambda: 70_000.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 103.0)
+    assert service.now_s() == 9003.5

@@ -1,6 +1,7 @@
 """Bugs of node pools: orders that are repeated, forgotten or not counted, and nodes that are released too early, under their jobs or not at all."""
 
 import math
+from dataclasses import replace
 from itertools import count
 
 from phalanx.controller.requests import pools
@@ -87,3 +88,15 @@ def released_node_gets_more_jobs(patch):
         context.stop_jobs_on(member.id, by=f"pool {member.pool}", why=member.why)
 
     patch.setattr(pools, "_leave", open_still)
+
+
+@planted(27, seed=0, pools=True)
+def ledger_has_the_heads_clock(patch):
+    """The ledger has the end of a machine by the wall clock of the head, not by that of the provider."""
+    record = pools._record_charges
+
+    def by_own_clock(context, report, member=None):
+        stopped = tuple(replace(one, until_s=context.now.wall_s) for one in report.stopped)
+        record(context, replace(report, stopped=stopped), member)
+
+    patch.setattr(pools, "_record_charges", by_own_clock)

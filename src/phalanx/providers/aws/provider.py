@@ -46,6 +46,7 @@ from phalanx.providers.aws.pool_terms import (
 from phalanx.providers.aws.rights import check_rights, least_policy
 from phalanx.providers.clouds.offers import SPOT, MachineShape, node_shape, parse_zone_offer
 from phalanx.providers.clouds.rented_nodes import join_of, owner_of, refusal, rented_template, require_listening
+from phalanx.providers.clouds.rest_calls import answer_time_s
 from phalanx.providers.clouds.shared_list import SharedList
 from phalanx.providers.clouds.start_script import start_script
 
@@ -350,17 +351,18 @@ class AwsProvider:
     def _terminate(self, account: AccountTerms, machines: list[str]) -> list[ChargedMachine]:
         """Terminate instances, and return what they are charged for; without those that EC2 does not know."""
         try:
-            ec2.call(account, "terminate_instances", InstanceIds=machines)
+            answer = ec2.call(account, "terminate_instances", InstanceIds=machines)
         except ec2.Ec2Error as error:
             if error.code != "InvalidInstanceID.NotFound":
                 raise
             # EC2 forgets an instance an hour after its end.
             return [] if len(machines) == 1 else [done for one in machines for done in self._terminate(account, [one])]
+        ended_s = answer_time_s(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}))
         listed = {one["InstanceId"]: one for one in _instances(account, {"instance-id": machines})}
         return [  # a list may lag behind: the end is now, and the head knows the start
-            ChargedMachine(machine=name, since_s=one["LaunchTime"].timestamp(), until_s=_ended_s(one))
+            ChargedMachine(machine=name, since_s=one["LaunchTime"].timestamp(), until_s=_ended_s(one, ended_s))
             if (one := listed.get(name)) is not None
-            else ChargedMachine(machine=name, until_s=time.time())
+            else ChargedMachine(machine=name, until_s=ended_s)
             for name in machines
         ]
 
@@ -376,10 +378,10 @@ def _tags(instance: Mapping[str, Any]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in instance.get("Tags", [])}
 
 
-def _ended_s(instance: Mapping[str, Any]) -> float:
-    """When the instance stopped to be charged, by EC2's words; now if they have no time."""
+def _ended_s(instance: Mapping[str, Any], else_s: float) -> float:
+    """When the instance stopped to be charged, by EC2's words; `else_s` if they have no time."""
     match = _ENDED_AT.search(instance.get("StateTransitionReason", ""))
-    return time.time() if match is None else float(calendar.timegm(time.strptime(match[1], "%Y-%m-%d %H:%M:%S")))
+    return else_s if match is None else float(calendar.timegm(time.strptime(match[1], "%Y-%m-%d %H:%M:%S")))
 
 
 def _shape(kind: Mapping[str, Any]) -> MachineShape:

@@ -78,6 +78,11 @@ def tokens(audience: str, *, from_instance: bool) -> AzureTokens:
     return AzureTokens(audience, from_instance)
 
 
+def now_s() -> float:
+    """Return the time by the clock of Azure, in Unix seconds."""
+    return _service(os.environ.get(ENDPOINT_VARIABLE) or MANAGEMENT_URL).now_s()
+
+
 def arm_reply(
     group: AzureGroup,
     method: str,

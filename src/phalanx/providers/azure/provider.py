@@ -264,7 +264,7 @@ class AzureProvider:
         Raises:
             CallUnanswered: the machine is known, and the log does not have its end yet: entries come late.
         """
-        first = datetime.fromtimestamp(time.time() - LOG_AGE_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        first = datetime.fromtimestamp(arm.now_s() - LOG_AGE_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         words = f"eventTimestamp ge '{first}' and resourceUri eq '{machine_path(group.path, name)}'"
         path = f"/subscriptions/{group.subscription}/providers/Microsoft.Insights/eventtypes/management/values"
         times: dict[str, list[float]] = {_WRITTEN: [], _DELETED: []}

@@ -24,6 +24,7 @@ from phalanx.ports.provider import CallUnanswered
 TIMEOUT_S: Final = 30.0  # of the connection, and of each receive
 ANSWER_BYTES_MAX: Final = 64 << 20  # the list of all machine sizes of a region of Azure has some 10 MB
 WAIT_MAX_S: Final = 300.0  # a longer Retry-After is not believed
+CLOCKS_AGREE_S: Final = 2.0  # `Date` is up to a second old, and an answer takes a while
 _LOOPBACK: Final = re.compile(r"localhost|127(?:\.\d{1,3}){3}|\[?::1\]?")
 
 
@@ -54,11 +55,13 @@ class RestCalls:
         url: of the service, without a slash at the end.
         metadata: it is the metadata service of this machine: no TLS, and no proxy on the way.
         quiet_until_s: the service asked for no call before (monotonic).
+        ahead_s: the time of the newest answer, less the monotonic clock then; None before the first answer.
     """
 
     url: str
     metadata: bool = False
     quiet_until_s: float = 0.0
+    ahead_s: float | None = None
     _opener: urllib.request.OpenerDirector = field(default_factory=plain_opener)
 
     def __post_init__(self) -> None:
@@ -71,6 +74,10 @@ class RestCalls:
             self._opener = plain_opener(proxies=False)
         else:
             self.url = check_url(self.url)
+
+    def now_s(self) -> float:
+        """Return the time by the clock of the service, as far as its answers tell it (`answer_time_s`); in Unix seconds."""
+        return time.time() if self.ahead_s is None else time.monotonic() + self.ahead_s
 
     def send(
         self,
@@ -109,6 +116,7 @@ class RestCalls:
             content = b""
         request = urllib.request.Request(url, content, sent, method=method)  # noqa: S310  # `check_url` saw the scheme
         reply = send_request(self._opener, request)
+        self.ahead_s = answer_time_s(reply.headers) - time.monotonic()
         if reply.status in {http.client.TOO_MANY_REQUESTS, http.client.SERVICE_UNAVAILABLE}:
             self.quiet_until_s = time.monotonic() + retry_after_s(reply.headers)
         return reply
@@ -161,6 +169,19 @@ def fetch_text(url: str) -> str:
     if status != http.client.OK:
         raise OSError(f"HTTP {status}")
     return content.decode(errors="replace")
+
+
+def answer_time_s(headers: Mapping[str, str]) -> float:
+    """Return when a service sent an answer, in Unix seconds: by this machine's clock if it agrees with the service's, else by that one.
+
+    A bill is written by the clock of the cloud, and the clock of this machine may be set at any time. The header `Date` has whole seconds.
+    """
+    now_s = time.time()
+    try:
+        sent_s = parsedate_to_datetime(headers.get("date", "")).timestamp() + 0.5
+    except (ValueError, TypeError, OverflowError):
+        return now_s
+    return now_s if abs(now_s - sent_s) <= CLOCKS_AGREE_S else sent_s
 
 
 def check_url(url: str) -> str:

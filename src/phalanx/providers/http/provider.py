@@ -139,7 +139,7 @@ class HttpProvider:
         """
         self._seen[order.token] = order
         cloud, name = self._cloud(order.settings), self._name(order)
-        began_s = time.time()
+        began_s = cloud.service.now_s()
         if name in self.operations:
             return self._follow(cloud, order, name)
         for one in self._items(cloud, order.settings):
@@ -175,9 +175,9 @@ class HttpProvider:
             known = listed.get(machine)
             since_s, until_s = 0.0 if known is None else known.since_s, self.stop_sent_s.get(machine, 0.0)
             if known is None or not known.ended:
-                self.stop_sent_s.setdefault(machine, time.time())
+                self.stop_sent_s.setdefault(machine, cloud.service.now_s())
                 if self._stop(cloud, order.settings, machine) or known is not None:
-                    until_s = until_s or time.time()
+                    until_s = until_s or cloud.service.now_s()
             # The clouds say no time of the end. 0: it ended by itself, or by an earlier head.
             stopped.append(ChargedMachine(machine=machine, since_s=since_s, until_s=until_s))
             self.stop_sent_s.pop(machine, None)
@@ -285,7 +285,7 @@ class HttpProvider:
             state = str(look_up(found, template.state))
             if state == template.done:
                 del self.operations[name]
-                return self._started(order, machine, time.time())
+                return self._started(order, machine, cloud.service.now_s())
             if state == template.failed:
                 del self.operations[name]
                 code, message = look_up(found, template.code), look_up(found, template.message)

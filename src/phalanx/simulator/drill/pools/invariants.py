@@ -1,5 +1,5 @@
 """Invariant 27: a pool orders each node once, stays within its maximum, leaves no machine that is paid for without a record, gives a node that it
-releases no further job, and stops no machine under the jobs on it.
+releases no further job, and stops no machine under the jobs on it. The ledger has each machine, from when to when the provider charges it.
 
 It compares the committed records with the machines that the provider runs, which no part of the head sees. Called by `invariants` after each
 commit, and by the provider for each machine that starts.
@@ -13,6 +13,7 @@ from typing import Final
 
 from phalanx.core.fleet.node_pool import COMING_STATES, PoolNode, members_of
 from phalanx.core.ids import NodeId
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import ATTEMPTS, NODE_POOLS, POOL_NODES, Record
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import Attempt, AttemptState
@@ -22,6 +23,7 @@ from phalanx.simulator.drill.pools.provider import DrillProvider, PoolMachine
 from phalanx.simulator.drill.violations import InvariantBroken, require
 
 ONCE: Final = 27
+LEDGER_S: Final = 1.0  # how far the ledger may be from the bill, of one machine
 
 
 class PoolChecker:
@@ -31,6 +33,7 @@ class PoolChecker:
         self._provider, self._store = provider, store
         self._tokens: dict[NodeId, str] = {}
         self._orders: set[str] = set()
+        self._billed: set[str] = set()  # machines with a line in the ledger
         provider.on_start, provider.on_stop = self.check_start, self.check_stop
 
     @property
@@ -58,6 +61,7 @@ class PoolChecker:
 
     def check_commit(self, change: WorldChange, world: World) -> None:
         """Check a committed change."""
+        self._check_ledger(change.history)
         fresh = [record for record in change.records if isinstance(record, PoolNode)]
         new = [member for member in fresh if member.token not in self._orders]
         for member in new:
@@ -83,6 +87,28 @@ class PoolChecker:
             for machine in self._provider.running:
                 if machine.token not in recorded:
                     raise InvariantBroken(ONCE, f"{machine.node_id} runs and is paid for, but has no record")
+
+    def check_bill(self) -> None:
+        """Check at the end that each machine that ever ran has a line in the ledger."""
+        missing = sorted({one.name for one in self._provider.machines.values()} - self._billed)
+        require(not missing, ONCE, f"the ledger has no line of {', '.join(missing)}")
+
+    def _check_ledger(self, lines: Sequence[HistoryLine]) -> None:
+        """Check lines of the ledger against the provider's bill, whatever the wall clock of the head was set to."""
+        machines = {one.name: one for one in self._provider.machines.values()}
+        for line in lines:
+            if line.kind != "machine_ended":
+                continue
+            name, since_s, until_s = (line.facts[key] for key in ("machine", "since_s", "until_s"))
+            assert isinstance(name, str)
+            assert isinstance(since_s, float)
+            assert isinstance(until_s, float)
+            bill = machines[name]
+            apart_s = (until_s - since_s) - (bill.until_s - bill.since_s)
+            require(
+                abs(apart_s) <= LEDGER_S, ONCE, f"the ledger charges {name} {apart_s:+.1f} s more than the provider"
+            )
+            self._billed.add(name)
 
 
 def _parts(records: Sequence[Record], world: World) -> int:

@@ -8,16 +8,17 @@ the unsent ones along.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, Protocol
 
 from phalanx.core.fleet.node import Node
-from phalanx.core.fleet.node_pool import PoolNode
+from phalanx.core.fleet.node_pool import ChargedMachine, PoolNode
 from phalanx.core.ids import NodeId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.events import Event
 from phalanx.core.state.reports import NodeDied, ProviderOutcome, ProviderReported
+from phalanx.simulator.drill.clock import BEGIN_BOOT_S, BEGIN_UNIX_S
 from phalanx.simulator.drill.head import DrillHead
 from phalanx.simulator.drill.node import DrillNode
 from phalanx.simulator.drill.protocols import NodeEnvironment
@@ -69,11 +70,18 @@ class MachineHost(NodeEnvironment, Protocol):
 
 @dataclass(slots=True)
 class PoolMachine:
-    """A machine; it costs money until it has ended."""
+    """A machine; it costs money until it has ended. Times are by the provider's clock, which is never set: Unix seconds."""
 
     node_id: NodeId
     token: str
-    ended: bool = False
+    name: str
+    since_s: float
+    until_s: float = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self.until_s > 0.0
 
 
 class DrillProvider:
@@ -178,17 +186,23 @@ class DrillProvider:
         self.failing -= fails
         if not fails or self._dice.random() < 0.5:  # of a failed start, something may run
             self._create(call)
-        return ProviderReported(
+        report = ProviderReported(
             node_id=call.node_id,
             token=call.token,
             outcome=ProviderOutcome.FAILED if fails else ProviderOutcome.STARTED,
             why="no capacity" if fails else "",
         )
+        machine = self.machines.get(call.token)
+        if fails or machine is None:
+            return report
+        return replace(report, machine=machine.name, since_s=machine.since_s)
 
     def _create(self, call: ProviderCall) -> None:
         if call.token in self.machines or call.token in self._stopped:
             return
-        machine = self.machines[call.token] = PoolMachine(node_id=call.node_id, token=call.token)
+        name = f"m-{len(self.machines)}"
+        machine = PoolMachine(node_id=call.node_id, token=call.token, name=name, since_s=self._now_s())
+        self.machines[call.token] = machine
         self.on_start(machine)
         if self.stuck > 0:
             self.stuck -= 1
@@ -212,12 +226,23 @@ class DrillProvider:
         if machine is not None and not machine.ended:
             self.on_stop(machine)
         self._stop(call.token)
-        return ProviderReported(node_id=call.node_id, token=call.token, outcome=ProviderOutcome.STOPPED)
+        stopped = (
+            ()
+            if machine is None
+            else (ChargedMachine(machine=machine.name, since_s=machine.since_s, until_s=machine.until_s),)
+        )
+        return ProviderReported(
+            node_id=call.node_id, token=call.token, outcome=ProviderOutcome.STOPPED, stopped=stopped
+        )
 
     def _stop(self, token: str) -> None:
         self._stopped.add(token)
         if token in self.machines:
             self._end(self.machines[token])
+
+    def _now_s(self) -> float:
+        """The provider's clock."""
+        return BEGIN_UNIX_S - BEGIN_BOOT_S + self._cluster.boot_s
 
     # ---- machines --------------------------------------------------------------------------------------------------------
 
@@ -225,7 +250,7 @@ class DrillProvider:
         """The machine is gone with all its processes."""
         if machine.ended:
             return
-        machine.ended = True
+        machine.until_s = self._now_s()
         node = self._cluster.nodes.pop(machine.node_id, None)
         self._cluster.original_nodes.pop(machine.node_id, None)
         if node is not None:

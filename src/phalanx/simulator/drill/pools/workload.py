@@ -152,6 +152,9 @@ class PoolUserSimulator(UserSimulator):
             cluster.run_next()
         ghosts = sorted(set(cluster.world.nodes) - set(self.fixed_nodes))
         require(not ghosts, 17, f"the head has nodes that were released: {ghosts}")
+        checker = cluster.invariants.pools
+        assert checker is not None  # this workload has a provider
+        checker.check_bill()
 
 
 class PoolFaultInjector:
