@@ -91,6 +91,23 @@ def test_links_stay_links_and_those_that_lead_outside_stay_here(tmp_path):
     ]
 
 
+def test_the_tokens_of_a_home_directory_stay_here(tmp_path, monkeypatch):
+    """Found by running a job in the home directory: token, node secret and database of the head went to every node."""
+    home = lay(
+        tmp_path / "home", {"a.py": "x", ".phalanx/node_secret": "s", "run/state/token": "t", ".config/other": "x"}
+    )
+    lay(home, {".config/phalanx/clusters.json": "t"})
+    os.symlink("run/state", home / "state")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PHALANX_HOME", str(home / "run" / "state"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    packed = archive_workdir(str(home))
+    assert names(packed) == [".config", ".config/other", "a.py", "run", "state"]
+    assert sorted(packed.skipped) == [
+        f"{name} (Phalanx's own folder, with tokens)" for name in (".config/phalanx", ".phalanx", "run/state")
+    ]
+
+
 def test_a_folder_that_is_a_loop_of_links_ends(tmp_path):
     folder = lay(tmp_path / "job", {"a.py": "x"})
     os.symlink(".", folder / "again")

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final, cast
 
+from phalanx.client.connection.clusters import config_folder
+from phalanx.client.connection.discovery import state_folder
 from phalanx.core.errors import BadFile, TooLarge
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.units import format_bytes
@@ -92,7 +94,7 @@ def read_archive_member(packed: WorkdirArchive, name: str) -> bytes | None:
 
 def _walk(root: str, left_out: list[str]) -> Iterator[_Entry]:
     """Yield every folder, file and safe link that is not ignored, parents first. Iterative, so that depth is not limited by recursion."""
-    pending = [("", _rules_above(root))]
+    pending, own_folders = [("", _rules_above(root))], _own_folders()
     while pending:
         base, rules = pending.pop()
         own = _rules_in(os.path.join(root, base), "")
@@ -103,12 +105,21 @@ def _walk(root: str, left_out: list[str]) -> Iterator[_Entry]:
             folder = stat.S_ISDIR(found.st_mode)
             if item.name == ".git" or _ignored(name, here, folder=folder):
                 continue
+            if folder and os.path.realpath(item.path) in own_folders:
+                left_out.append(f"{name} (Phalanx's own folder, with tokens)")
+                continue
             if why := _reason_to_skip(root, name, found):
                 left_out.append(f"{name} ({why})")
                 continue
             yield _Entry(name=name, path=item.path, found=found)
             if folder:
                 pending.append((name, here))
+
+
+def _own_folders() -> set[str]:
+    """The folders with this user's tokens and the head's secrets, which no node may get: a home directory contains them."""
+    own = (state_folder(), os.path.expanduser("~/.phalanx"), config_folder())
+    return {os.path.realpath(folder) for folder in own}
 
 
 def _entries_of(path: str) -> list[os.DirEntry[str]]:
