@@ -179,8 +179,9 @@ def test_it_ends_in_words_when_the_job_does(head, tmp_path):
     head.wait_for_state(job_id, "running")
     forward = PortForward(Client(home=head.home), job_id, [ForwardedPort(local=0, remote=9)])
     cancel = lambda: head.call("POST", f"/v1/jobs/{job_id}/cancel", {})  # noqa: E731  # one line
-    with pytest.raises(Conflict, match=f"job {job_id} is "):
+    with pytest.raises(Conflict, match=f"job {job_id} is .*; its ports are gone with it") as caught:
         forward.run(cancel)
+    assert job_id in caught.value.hint, "the next step"
 
 
 def _relays():

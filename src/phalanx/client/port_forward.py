@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from phalanx.core.errors import BadRequest, Conflict, PhalanxError, TryLater, Unreachable
+from phalanx.core.hints import Hint, HintCode
 from phalanx.wire import stream_relay
 
 if TYPE_CHECKING:
@@ -162,7 +163,10 @@ class PortForward:
             state = self._client.job(self._job_id).job.state
             if state == "running":  # the head stopped, or the attempt was restarted
                 raise Unreachable(errors[0].message if errors else "the relay in the job ended")
-            raise Conflict(f"job {self._job_id} is {state}", hint="its ports are gone with it")
+            raise Conflict(
+                f"job {self._job_id} is {state}; its ports are gone with it",
+                hint=Hint(HintCode.SHOW_JOB, job=self._job_id),
+            )
 
     def _close_listeners(self) -> None:
         for listener in self._listeners:

@@ -25,6 +25,7 @@ def running_attempt(services: HeadServices, job: Job, node_rank: int, *, needed_
 
     Raises:
         Conflict: the job does not run.
+        TryLater: it is starting.
         BadRequest: it has fewer nodes.
     """
     attempt = next(iter(services.store.attempts(job.id)[-1:]), None)
@@ -32,6 +33,10 @@ def running_attempt(services: HeadServices, job: Job, node_rank: int, *, needed_
         if job.parked_s is not None:
             raise Conflict(
                 f"job {job.id} is parked; {needed_by} needs a running job", hint=Hint(HintCode.RESUME_JOB, job=job.id)
+            )
+        if attempt is not None and attempt.state in (AttemptState.PLACED, AttemptState.STARTING):
+            raise TryLater(
+                f"job {job.id} is starting; {needed_by} needs its ranks to run", hint="try again in a few seconds"
             )
         now = job.state if attempt is None else f"{job.state}, its attempt {attempt.state}"
         raise Conflict(

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urljoin, urlsplit
 import click
 
 from phalanx.cli.browser import open_browser
-from phalanx.cli.connection import ANSWER_S, PATIENCE_S, PROVIDER_ANSWER_S, report_outage
+from phalanx.cli.connection import ANSWER_S, PATIENCE_S, PROVIDER_ANSWER_S
 from phalanx.cli.terminal import strip_control
 from phalanx.client.connection.clusters import CLUSTER_VARIABLE, SavedCluster, read_clusters, write_clusters
 from phalanx.core.errors import NotFound, NotPermitted, TryLater, Unreachable, WaitTimedOut
@@ -61,9 +61,7 @@ def login(url: str | None, name: str | None, browser: bool) -> None:
     saved.with_cluster(SavedCluster(name=name, url=url))  # refuses a bad name before anyone signs in
     with Client(url, "none", answer_timeout_s=ANSWER_S, ca=ca) as head:
         provider = head.health().sign_in  # says at once why a head does not answer
-    with Client(
-        url, "none", retry_limit_s=PATIENCE_S, answer_timeout_s=PROVIDER_ANSWER_S, ca=ca, on_outage=report_outage
-    ) as head:
+    with Client(url, "none", retry_limit_s=PATIENCE_S, answer_timeout_s=PROVIDER_ANSWER_S, ca=ca) as head:
         found = _sign_in(head, f"phalanx login on {socket.gethostname()}", browser=browser, provider=provider)
     cluster = SavedCluster(name=name, url=url, token=found.secret, ca=ca, user=found.user, expires_s=found.expires_s)
     saved = read_clusters().with_cluster(cluster)
