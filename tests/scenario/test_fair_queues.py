@@ -222,6 +222,9 @@ def test_what_runs_when_its_budget_is_spent_runs_on_and_is_counted_from_its_star
     plan = plan_of(fleet.with_jobs(asks("y", 1, "poor")))
     assert lined(plan) == "y budget"
     assert plan.waiting("y").detail == "queue poor has spent 13.0 of its 10 GPU-hours of this period"
+    small = make_fleet("r: n0=8").with_queues(queue("poor", budget_gpu_h=0.001)).having_spent(poor=0.00225)
+    wait = plan_of(small.with_jobs(asks("y", 1, "poor"))).waiting("y")
+    assert wait.detail == "queue poor has spent 0.00225 of its 0.001 GPU-hours of this period"
 
 
 @pytest.mark.parametrize("name", ["default", "fair"])

@@ -9,6 +9,7 @@ import pytest
 
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.node import Cordon
 from phalanx.core.fleet.summary import device_fits
 from phalanx.core.ids import NodeId, QueueId
 from phalanx.core.resources import Resources
@@ -249,6 +250,14 @@ def test_nothing_new_on_nodes_that_take_no_work(away):
 
 def test_no_node_up_and_none_at_all():
     assert plan_of(make_fleet(TWO).down("n0", "n1").with_jobs(job("a"))).waiting("a").reason is WaitReasonCode.NO_NODES
+    away = make_fleet(TWO).drained("n0", "n1")
+    assert plan_of(away.with_jobs(job("a"))).waiting("a").detail == "no node accepts work: disk"
+    for why in ("", "fan"):
+        cordon = Cordon(by="op", why=why, since_s=T)
+        others = replace(away, nodes={name: replace(node, cordon=cordon) for name, node in away.nodes.items()})
+        one = replace(others, nodes={**others.nodes, NodeId("n0"): away.nodes[NodeId("n0")]})
+        wait = plan_of((one if why else others).with_jobs(job("a"))).waiting("a")
+        assert wait.detail == "no node accepts work: 2 are drained or cordoned"
     assert "no node has joined" in plan_of(make_fleet("").with_jobs(job("a"))).waiting("a").detail
 
 

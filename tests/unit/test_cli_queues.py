@@ -182,6 +182,9 @@ def test_the_tree_is_drawn_with_its_figures_and_who_waits():
     assert "prod (closed)" in lines[1]
     assert lines[2].split()[1:5] == ["32", "40", "8", "-"]
     assert "-2 GPU-h" in lines[2]
+    small = QueueView(id="small", budget_gpu_h=0.001, budget_left_gpu_h=-0.00125, room_gpus=1)
+    assert "-0.0013 GPU-h" in tree_view([small], None).lines(WIDE)[1]
+    assert "room for 1 GPU now" in tree_view([small], "small").notes[0]
     assert lines[3].split()[2:11] == ["16", "16", "-", "-", "2", "2", "16", "0.50", "2"]
     assert lines[3].endswith("2 quota: queue nlp holds 16 of at most 16 GPUs")
 

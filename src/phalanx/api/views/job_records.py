@@ -213,7 +213,7 @@ def used_budgets(job: Job) -> list[str]:
         ): job.charged_restarts,
         f"{job.hang_restarts} of {HANGS_BEFORE_STOP} restarts after a hang": job.hang_restarts,
         f"{job.user_retries} of {job.spec.retry} retries": job.user_retries,
-        f"stopped {job.preemptions} times for others": job.preemptions,
+        f"stopped {job.preemptions} time{'s' * (job.preemptions != 1)} for others": job.preemptions,
     }
     return [words for words, count in spent.items() if count]
 

@@ -155,7 +155,9 @@ def _row(queue: QueueView, branch: str, screen: Terminal) -> list[Cell | str]:
         str(queue.pending),
         str(queue.pending_gpus) if queue.pending else "-",
         f"{queue.factor:.2f}",
-        "" if left is None else Cell(f"{left:,.0f} GPU-h", "red" if left <= 0 else ""),
+        ""
+        if left is None
+        else Cell(f"{left:,.0f} GPU-h" if abs(left) >= 1.0 else f"{left:.2g} GPU-h", "red" if left <= 0 else ""),
         _waiting_reasons(queue),
     ]
 
@@ -190,6 +192,10 @@ def _waiting_reasons(queue: QueueView) -> str:
     return ", ".join(f"{wait.jobs} {wait.reason}" for wait in queue.waiting)
 
 
+def _plural(number: float, noun: str) -> str:
+    return f"{number:g} {noun}{'s' * (number != 1)}"
+
+
 def _limit_lines(queue: QueueView) -> Iterator[str]:
     """Yield the settings of one queue that are not in the table."""
     parts = [
@@ -197,7 +203,7 @@ def _limit_lines(queue: QueueView) -> Iterator[str]:
         f"priority {queue.priority}",
         f"borrows {_format_value('borrow', queue.borrow_gpus)}",
         f"lends {_format_value('lend', queue.lend_gpus)}",
-        f"room for {queue.room_gpus} GPUs now",
+        f"room for {_plural(queue.room_gpus, 'GPU')} now",
     ]
     if queue.gpus_per_user is not None or queue.jobs_per_user is not None:
         parts.append(
@@ -232,7 +238,7 @@ def _limit_lines(queue: QueueView) -> Iterator[str]:
         used = ", ".join(amount_time_text(name, each) for name, each in spent.items() if each)
         yield f"  used in this period of {period}: {used}"
     for wait in queue.waiting:
-        yield f"  {wait.jobs} jobs ({wait.gpus} GPUs) wait, {wait.reason}: {wait.detail}"
+        yield f"  {_plural(wait.jobs, 'job')} ({_plural(wait.gpus, 'GPU')}) wait{'s' * (wait.jobs == 1)}, {wait.reason}: {wait.detail}"
 
 
 def _format_value(name: str, value: object) -> str:

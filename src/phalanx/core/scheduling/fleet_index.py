@@ -516,7 +516,9 @@ class ShapeCache:
 
 def _no_nodes_text(nodes: Collection[Node]) -> str:
     """Why no node accepts work, with the cordon's reason if all have the same."""
-    whys = {node.cordon.why for node in nodes if node.state is NodeState.UP and node.cordon is not None}
+    whys = [node.cordon.why for node in nodes if node.state is NodeState.UP and node.cordon is not None]
     if whys:
-        return "no node accepts work" + (f": {whys.pop()}" if len(whys) == 1 else "")
+        same = whys[0] if len(set(whys)) == 1 else ""
+        are = "is" if len(whys) == 1 else "are"
+        return f"no node accepts work: {same or f'{len(whys)} {are} drained or cordoned'}"
     return "no node is up" if nodes else "no node has joined"

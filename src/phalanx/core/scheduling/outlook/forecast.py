@@ -37,7 +37,7 @@ _UNKNOWN_TEXT: Final = {
     WaitReasonCode.HELD: "the job is held",
     WaitReasonCode.PARKED: "the job is parked",
     WaitReasonCode.QUEUE_CLOSED: "its queue is closed",
-    WaitReasonCode.NO_NODES: "no node is up",
+    WaitReasonCode.NO_NODES: "no node accepts work",
     WaitReasonCode.NODES_DOWN: "the nodes that it needs are not up now",
     WaitReasonCode.TOPOLOGY: "no node has the topology labels that it needs",
 }

@@ -58,7 +58,7 @@ class QuotaRefusal:
     def describe(self) -> str:
         """The refusal as a sentence for users."""
         if self.reason is WaitReasonCode.BUDGET:
-            return f"queue {self.queue} has spent {self.in_use:.1f} of its {self.limit:g} GPU-hours of this period"
+            return f"queue {self.queue} has spent {_hours_text(self.in_use)} of its {self.limit:g} GPU-hours of this period"
         in_use = quantity_text(GPUS if self.counts_jobs else self.resource, self.in_use, unit=False)
         if self.reason is WaitReasonCode.USER_LIMIT:
             return f"user {self.user} uses {in_use} of at most {self.limit_text} per user in queue {self.queue}"
@@ -69,6 +69,11 @@ class QuotaRefusal:
             return f"the job needs {self.requested_text}; queue {self.queue} can use at most {most}, so it can never start there"
         asked = quantity_text(self.resource, self.requested, unit=False)
         return f"queue {self.queue} uses {in_use} of at most {self.limit_text}; the job needs {asked}"
+
+
+def _hours_text(hours: float) -> str:
+    """GPU-hours with three digits, and at least one decimal."""
+    return f"{hours:.1f}" if hours >= 10.0 else f"{hours:.3g}"
 
 
 class QuotaDimension:
