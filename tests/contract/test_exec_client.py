@@ -133,6 +133,15 @@ def test_head_that_stops_is_told_from_one_that_is_gone(tmp_path):
     head.close()
 
 
+def test_errors_of_the_library_are_raised_and_not_printed(call, job_id, caplog):
+    """Found by freezing the head under `dev`: the thread of pings logged a traceback, which Python prints where no log is set up."""
+    with client(call).exec(job_id, ["id"]) as session:
+        session._socket.ping_interval = 0.01
+        session._socket.ping = None  # whose call fails, as the end of a connection does that is frozen
+        session._socket.keepalive()
+    assert not [one for one in caplog.records if one.name.startswith("phalanx.client")]
+
+
 def test_no_session_by_plain_http_off_loopback():
     with pytest.raises(BadRequest, match="nothing was sent"):
         Client("http://192.0.2.1:7600", "token", home="/nonexistent").exec("1", ["id"])

@@ -19,7 +19,7 @@ import pytest
 from phalanx.client import Client
 from phalanx.client.connection.discovery import find_token, find_urls, lock_holder, membership_urls
 from phalanx.client.connection.event_stream import follow_stream
-from phalanx.client.connection.transport import Transport, error_from_reply
+from phalanx.client.connection.transport import Retry, Transport, error_from_reply
 from phalanx.core.errors import (
     BadRequest,
     Conflict,
@@ -251,6 +251,18 @@ def test_a_short_outage_is_not_reported():
         head._url = url
         head.json("GET", "/v1/health")
     assert told == []
+
+
+def test_a_silent_stream_is_reported_at_once():
+    """Found by freezing the head under `run`: the silence alone had lasted 35 s."""
+    clock, told = Clock(), []
+    head = Transport(None, "t", on_outage=told.append, monotonic=clock, sleep=clock.sleep)
+    with scripted(answer(200, b"{}")) as (url, _):
+        head._url = url
+        head.json("GET", "/v1/health")
+    Retry(head).wait_or_raise(TimeoutError(), retryable=True)
+    assert len(told) == 1
+    assert "does not answer" in told[0].message
 
 
 def test_large_job_is_refused_here():

@@ -283,7 +283,8 @@ class Transport:
         from websockets.sync.client import connect
 
         logger = logging.getLogger("phalanx.client.websocket")
-        logger.setLevel(logging.WARNING)  # at DEBUG it would log the token
+        # At DEBUG it would log the token; its errors are raised as well, and would be printed with a traceback on the user's terminal.
+        logger.setLevel(logging.CRITICAL)
         headers = self.headers()
         sock = self._connection().open_socket(self._limit_s())
         if isinstance(sock, ssl.SSLSocket):  # websockets reads in a thread of its own
@@ -328,7 +329,8 @@ class Transport:
         """Report an outage, once, when it has lasted so long that the user wonders."""
         if self._failing_since is None:
             self._failing_since = self._monotonic()
-        if self._outage_reported or self._monotonic() - self._failing_since < OUTAGE_REPORT_S or left_s <= 0:
+        is_brief = self._monotonic() - self._failing_since < OUTAGE_REPORT_S and not isinstance(error, TimeoutError)
+        if self._outage_reported or is_brief or left_s <= 0:
             return
         self._outage_reported = True
         found = error if isinstance(error, PhalanxError) else unreachable_error(self, error)
