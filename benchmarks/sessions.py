@@ -77,12 +77,16 @@ def measure(size_mib: int, trips: int, sessions: int) -> dict[str, Any]:
         opened_s = time.perf_counter() - began
         here = [local for local, _ in forward.bound()]
         trip, direct = _round_trip_ms(here[0], trips), _round_trip_ms(ports[0], trips)
-        down, up = _down_mib_per_s(here[1], size_mib), _up_mib_per_s(here[2], size_mib)
+        head_pid = head.head.pid if head.head is not None else 0
+        began_cpu_s = _cpu_s(head_pid)
+        down = _down_mib_per_s(here[1], size_mib)
+        down_ms = 1000 * (_cpu_s(head_pid) - began_cpu_s)
+        up = _up_mib_per_s(here[2], size_mib)
         forward.close()
         thread.join()
-        before_s = _cpu_s(head.head.pid) if head.head is not None else 0.0
+        before_s = _cpu_s(head_pid)
         page = _page_mib_per_s(head, f"/j/{job_id}/{ports[3]}/", size_mib)
-        head_ms = 1000 * (_cpu_s(head.head.pid) - before_s) if head.head is not None else 0.0
+        head_ms = 1000 * (_cpu_s(head_pid) - before_s)
         prompts = _prompts_s(head.home, sessions)
     prompt = (
         {"dev_prompt_s": round(statistics.median(prompts), 2), "dev_prompt_max_s": round(max(prompts), 2)}
@@ -94,6 +98,7 @@ def measure(size_mib: int, trips: int, sessions: int) -> dict[str, Any]:
         "mib_per_s": round(min(down, up), 1),
         "down_mib_per_s": round(down, 1),
         "up_mib_per_s": round(up, 1),
+        "down_head_cpu_ms_per_mib": round(down_ms / size_mib, 2),
         "page_mib_per_s": round(page, 1),
         "page_head_cpu_ms_per_mib": round(head_ms / size_mib, 2),
         "round_trip_ms": round(trip, 2),
