@@ -185,12 +185,13 @@ def test_config_ssh_includes_one_file_once_and_keeps_what_was_there(environment,
     home = {**environment, "HOME": str(tmp_path)}
     (tmp_path / ".ssh").mkdir()
     config = tmp_path / ".ssh" / "config"
-    config.write_text("Host mine\n    Port 2222\n")
+    config.write_bytes(b"# J\xfcrgen's\nHost mine\n    Port 2222\n")  # not UTF-8
     assert "now includes" in phalanx(home, "config", "ssh").stdout
     again = phalanx(home, "config", "ssh")
     assert "already includes" in again.stdout
     assert f"use ssh -F {config}" in again.stderr  # this HOME is not that of the account
-    text = config.read_text()
+    assert b"# J\xfcrgen's\n" in config.read_bytes()
+    text = config.read_text(encoding="latin-1")
     assert text.count("Include ") == 1
     assert text.endswith("Host mine\n    Port 2222\n")
     assert run(home, "ssh", "-F", str(config), "-G", "17.phalanx").count("phalanx.app.cli proxy") == 1

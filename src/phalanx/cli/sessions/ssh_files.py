@@ -88,7 +88,7 @@ def know_host(host: str, key: str) -> None:
     with open(os.path.join(folder, "lock"), "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8", errors="surrogateescape") as file:
                 lines = file.read().splitlines()
         except FileNotFoundError:
             lines = []
@@ -108,7 +108,7 @@ def include_settings(settings: str) -> tuple[str, bool]:
     """Include the settings in ~/.ssh/config; return its path and whether it was changed."""
     path = os.path.expanduser("~/.ssh/config")
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:  # a comment in Latin-1
             before = file.read()
     except FileNotFoundError:
         before = ""
