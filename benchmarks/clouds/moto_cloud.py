@@ -293,8 +293,9 @@ def main() -> None:
     try:
         server.serve_forever()
     finally:
-        for name in list(cloud.machines):
-            kill_machine(name)
+        for name, one in list(cloud.machines.items()):
+            if one["until_s"] is None:
+                kill_machine(name)
         if os.environ.get("CLOUD_MACHINES"):
             shutil.rmtree(os.environ["CLOUD_MACHINES"], ignore_errors=True)
 
