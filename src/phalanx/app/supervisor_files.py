@@ -32,7 +32,7 @@ AT_START: Final = ("app", "core", "node", "wire")  # the parts of Phalanx that a
 OF_HEADS: Final = frozenset(
     ("api", "controller", "engines", "gateway", "providers", "simulator", "store", "submitit", "sweep")
 )
-"""The parts that no supervisor imports, and none of the programs that it starts: four files in ten."""
+"""The parts that no supervisor imports, and none of the programs that it starts: three files in ten."""
 FOR_JOINING: Final = ("click",)  # of `phalanx join`, beside those of a supervisor
 USEFUL: Final = ("_phalanx_proctable", "cloudpickle", "obstore", "pynvml", "typing_extensions")
 START_FILE: Final = "start.py"
