@@ -127,7 +127,7 @@ class HintCode(enum.Enum):
     CALIBRATE_EACH = "calibrate-each", "calibrate the nodes of each model separately"
     # head
     START_HEAD = "start-head", "start one here, or set PHALANX_URL and PHALANX_TOKEN to use another"
-    RESTART_HEAD = "restart-head", "start it again; running jobs continue"
+    RESTART_HEAD = "restart-head", "start it again; without a head, jobs are frozen once their lease ends"
     STOP_HEAD = "stop-head", "stop it: only one head can use a database"
     STOP_ALL_HEADS = "stop-all-heads", "stop every head first"
     STOP_OLDER_HEADS = "stop-older-heads", "stop the older heads first; jobs keep running (docs/high-availability.md)"

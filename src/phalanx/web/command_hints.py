@@ -105,7 +105,7 @@ RENDERINGS: Final[Mapping[HintCode, str]] = {
     HintCode.CALIBRATE_EACH: "run `phalanx calibrate --nodes` once for each model",
     # head
     HintCode.START_HEAD: "start one here with phalanx up, or set PHALANX_URL and PHALANX_TOKEN to use another",
-    HintCode.RESTART_HEAD: "restart it with phalanx up; running jobs continue",
+    HintCode.RESTART_HEAD: "restart it with phalanx up; without a head, jobs are frozen once their lease ends",
     HintCode.STOP_HEAD: "stop it with phalanx down: only one head can use a database",
     HintCode.STOP_ALL_HEADS: "run phalanx down on every head first",
     HintCode.STOP_OLDER_HEADS: "run phalanx down on the older heads first; jobs keep running (docs/high-availability.md)",
