@@ -678,6 +678,12 @@ def test_ps_shows_no_more_rows_than_asked(head, typed):
     assert "only the newest 1 jobs" in typed("ps", "--limit", "1")[1]
 
 
+def test_a_report_names_labels_among_what_its_rows_may_be(head, typed):
+    code, _, said = typed("report", "usage", "--by", "banana")
+    assert code == 64
+    assert "'job', or label:NAME" in said
+
+
 def test_one_gpu_is_no_plural():
     for gpus, said in (("1", "1 GPU requested"), ("4", "4 GPUs requested")):
         facts = _facts(views.job(20, "x", "pending", gpus=gpus), [], terminal(), views.NOW_S)

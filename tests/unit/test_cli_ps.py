@@ -57,6 +57,25 @@ def test_a_count_of_one_page_says_that_there_are_more(monkeypatch):
     assert view.notes == ("at least 5 more ended in the last 10 minutes: phalanx ps -a",)
 
 
+def empty(head, everything=False, states=(), **filters):
+    """The lines and the next command of an empty list."""
+    view = ps._shown(head, everything=everything, states=states, limit=9, filters=filters, with_services=False)
+    return view.lines(NARROW), view.next_command
+
+
+def test_an_empty_list_says_whether_only_some_jobs_were_asked_for():
+    run = "phalanx run --gpus 1 -- python train.py"
+    assert empty(Head(), fold=True, label=()) == (["no running or waiting jobs"], run)
+    assert empty(Head(), everything=True, label=()) == (["no jobs yet"], run)
+    for filters in (
+        {"queue": "nope"},
+        {"label": ("exp=7",)},
+        {"states": ("failed",)},
+        {"everything": True, "name": "x"},
+    ):
+        assert empty(Head(), **filters) == (["no job matches"], "phalanx ps -a")
+
+
 def test_the_line_below_the_table_does_not_count_down_from_an_old_answer():
     waits = job(
         5, "later", JobState.PENDING, reason="begin_time", detail="requested begin time is in 2h00m", begin_s=NOW_S + 60

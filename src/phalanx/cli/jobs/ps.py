@@ -109,10 +109,12 @@ def _shown(
         extra = _unlisted_note(recent[len(shown) :], more=more_ended)
     services = head.services() if with_services else []
     extra = (*((f"only the newest {limit} jobs; -n lists more",) if more else ()), *extra)
+    chosen = bool(states or filters.get("label") or filters.keys() - {"fold", "label"})
+    none = "no job matches" if chosen else "no jobs yet" if everything else "no running or waiting jobs"
     return ListView(
         value=jobs,
-        lines=lambda screen: [*job_lines(jobs, screen, now_s), *_service_table(services, screen)],
-        next_command=_next(jobs),
+        lines=lambda screen: [*job_lines(jobs, screen, now_s, none=none), *_service_table(services, screen)],
+        next_command="phalanx ps -a" if chosen and not jobs else _next(jobs),
         notes=extra,
     )
 
@@ -162,10 +164,12 @@ _COLUMNS: Final = (
 )
 
 
-def job_lines(jobs: Sequence[JobView], screen: Terminal, now_s: float) -> list[str]:
-    """Return the table of jobs. The column QUEUE is shown only if there are several queues."""
+def job_lines(
+    jobs: Sequence[JobView], screen: Terminal, now_s: float, *, none: str = "no running or waiting jobs"
+) -> list[str]:
+    """Return the table of jobs, or `none`. The column QUEUE is shown only if there are several queues."""
     if not jobs:
-        return ["no running or waiting jobs"]
+        return [none]
     several_queues = len({job.queue for job in jobs}) > 1
     columns = [column for column in _COLUMNS if several_queues or column.title != "QUEUE"]
     rows = []

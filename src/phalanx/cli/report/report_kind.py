@@ -34,7 +34,10 @@ class GroupingType(click.Choice[str]):
         text = str(value)
         if self._labels and text.startswith(_LABEL) and len(text) > len(_LABEL):
             return text
-        return str(super().convert(value, param, ctx))
+        try:
+            return str(super().convert(value, param, ctx))
+        except click.BadParameter as error:
+            self.fail(f"{error.message.rstrip('.')}{f', or {_LABEL}NAME' if self._labels else ''}", param, ctx)
 
 
 def report_kind(
