@@ -120,6 +120,9 @@ class PortForward:
                         self._on_broken(error)
                     self._session = None
                     self._closed.wait(_AGAIN_S)
+                except Conflict as error:
+                    gone = None if broken_s is None else self._gone()
+                    raise gone or error from None
         finally:
             self._close_listeners()
 
@@ -160,13 +163,18 @@ class PortForward:
                 raise Unreachable(f"the connection to the head at {self._client.transport.url()} broke")
             if errors and isinstance(errors[0], TryLater):
                 raise errors[0]
-            state = self._client.job(self._job_id).job.state
-            if state == "running":  # the head stopped, or the attempt was restarted
-                raise Unreachable(errors[0].message if errors else "the relay in the job ended")
-            raise Conflict(
-                f"job {self._job_id} is {state}; its ports are gone with it",
-                hint=Hint(HintCode.SHOW_JOB, job=self._job_id),
-            )
+            # The head stopped, the attempt was restarted, or the job ends.
+            raise self._gone() or Unreachable(errors[0].message if errors else "the relay in the job ended")
+
+    def _gone(self) -> Conflict | None:
+        """Return the error of a job whose ports are gone; None while it runs."""
+        job = self._client.job(self._job_id).job
+        if job.state == "running" and job.attempt_state != "stopping":
+            return None
+        now = "stopping" if job.state == "running" else job.state
+        return Conflict(
+            f"job {self._job_id} is {now}; its ports are gone with it", hint=Hint(HintCode.SHOW_JOB, job=self._job_id)
+        )
 
     def _close_listeners(self) -> None:
         for listener in self._listeners:
