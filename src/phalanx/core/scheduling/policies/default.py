@@ -13,16 +13,14 @@ from typing import Self
 
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.board_records import (
-    JobClass,
-    JobEntry,
-    StopReason,
-)
+from phalanx.core.scheduling.board_records import JobClass, JobEntry, StopReason
 from phalanx.core.scheduling.hazard_table import HazardTable, SimilarJobs, bin_of
-from phalanx.core.scheduling.move_times import GROW_PER_MOVE, MoveTimes
-from phalanx.core.scheduling.needs import Need, Places
+from phalanx.core.scheduling.move_times import MoveTimes
+from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.policies.device_exchange import DeviceExchange
 from phalanx.core.scheduling.policies.displacement_costs import DisplacementCosts
+from phalanx.core.scheduling.policies.elastic_growth import ElasticGrowth
+from phalanx.core.scheduling.policies.node_reservation import nodes_to_reserve
 from phalanx.core.scheduling.policies.observed_speeds import ObservedSpeeds
 from phalanx.core.scheduling.policies.parameters import PolicyParameters
 from phalanx.core.scheduling.policies.reserved_share import ReservedShare
@@ -43,7 +41,6 @@ PROTECTION_CHECK_S = 1.0  # ends of guaranteed runs are handled together: at mos
 ENTITLED_VICTIMS_MAX = 4_000  # victims examined for that, after which the pass ends: 10 ms
 LATER_NODES_MAX = 2_000  # on a larger fleet an explanation does not search for later moves and stops
 LATER_TRIES = 16  # ends of guaranteed runs at which an explanation looks for the jobs that are stopped then, the last of all among them
-GROW_CHECK_S = 60.0  # idle nodes are offered to elastic jobs this often
 
 
 class DefaultPolicy(Policy):
@@ -84,6 +81,7 @@ class DefaultPolicy(Policy):
             run_min_by_right_s=parameters.run_min_by_right_s,
             stops_max=parameters.stops_max,
         )
+        self.growth = ElasticGrowth(board, self.victims, self.move_times, parameters.grow_min_s)
         policy = weakref.proxy(self)  # as in `_prices`
         self.exchange = DeviceExchange(
             board,
@@ -219,7 +217,7 @@ class DefaultPolicy(Policy):
     def _decide(self, now_s: float) -> float | None:
         board, knobs = self.board, self.parameters
         if not board.waiting:
-            return self._grow(now_s)
+            return self.growth.grow(now_s)
         new_events = self.table.events - self.fitted_events
         if new_events and (
             now_s - self.fitted_s >= knobs.refit_s
@@ -235,7 +233,7 @@ class DefaultPolicy(Policy):
         order = self.order = self._order(now_s)
         self._fill(order, now_s)
         if not board.waiting:
-            return self._grow(now_s)
+            return self.growth.grow(now_s)
         self.unfinished = False
         self._urgent(order, now_s)
         shield_s = max(self.victims.protection_ends_s, now_s + PROTECTION_CHECK_S)
@@ -253,7 +251,7 @@ class DefaultPolicy(Policy):
                 if self.table.events > self.fitted_events:
                     due_s = min(due_s, self.fitted_s + knobs.refit_s)
             if board.elastic and not board.decisions and self._all_blocked():
-                due_s = min(due_s, self._grow(now_s) or INFINITE)
+                due_s = min(due_s, self.growth.grow(now_s) or INFINITE)
             self.round_next_s = (now_s // knobs.round_s + 1.0) * knobs.round_s
             if not self.unfinished:
                 return min(shield_s, max(self.round_next_s, -(-due_s // knobs.round_s) * knobs.round_s))
@@ -514,10 +512,8 @@ class DefaultPolicy(Policy):
         if prices is None:
             knobs, policy = self.parameters, weakref.proxy(self)
 
-            def price(
-                entry: JobEntry, now_s: float
-            ) -> float:  # `self._price` would be a reference cycle: see Trial.over
-                return float(policy._price(entry, now_s))  # noqa: SLF001  # our own
+            def price(entry: JobEntry, now_s: float) -> float:
+                return float(policy._price(entry, now_s))  # noqa: SLF001  # `self._price` would be a reference cycle: see Trial.over
 
             prices = DisplacementCosts(self.board, rank, price, move_times=self.move_times, stops_max=knobs.stops_max)
             self.prices[rank] = prices
@@ -541,74 +537,12 @@ class DefaultPolicy(Policy):
         self.reserved_for = None
 
     def _reserve(self, entry: JobEntry) -> None:
-        """Keep new work off the nodes whose jobs may be stopped the soonest: within the guaranteed run they become free for the urgent gang.
-
-        Not off nodes of jobs that are never stopped, such as replicas of services: they may never become free, and would idle.
-        """
-        found: list[int] = []
-        for need in entry.job_class.needs[0].roles:
-            nodes = self._soonest_free(entry, need, excluded=self.board.nodes_of((node, 0) for node in found))
-            if len(nodes) < need.parts:
-                return
-            found += nodes[: need.parts]
-        self.reserved, self.reserved_for = found, entry
-        for node in found:
+        self.reserved = nodes_to_reserve(self.board, entry)
+        self.reserved_for = entry if self.reserved else None
+        for node in self.reserved:
             self.board.pools[self.board.pool_of_node[node]].remove_node(node)
 
-    def _soonest_free(self, entry: JobEntry, need: Need, excluded: int) -> list[int]:
-        """The nodes for the need whose jobs may be stopped, the soonest first."""
-        board = self.board
-        ready: list[tuple[float, int]] = []
-        for node, entries in enumerate(board.jobs_on_node):
-            fits = (
-                board.pool_of_node[node] in need.kinds
-                and board.devices_of_node[node] >= need.devices
-                and not (entry.job_class.excluded | need.excluded | excluded) >> node & 1
-            )
-            if (
-                fits
-                and node not in board.pools[board.pool_of_node[node]].removed_nodes
-                and not any(other.overdue or other.never_stopped for other in entries)
-            ):
-                ready.append((max((other.protected_until_s for other in entries), default=0.0), node))
-        return [node for _, node in sorted(ready)]
-
-    # ---------------------------------------------------------------- elastic
-
-    def _grow(self, now_s: float) -> float | None:
-        """No waiting job can start: let elastic jobs use idle nodes, if the move costs them little."""
-        board = self.board
-        elastic = [
-            entry
-            for entry in board.running.values()
-            if entry.need is not None
-            and entry.need.nodes_max
-            and (entry.need.nodes_max > len(entry.places) or entry.job_class.speeds)  # fewer nodes of a faster model
-        ]
-        if not elastic:
-            return None
-        look_s = now_s + GROW_CHECK_S
-        for entry in sorted(elastic, key=lambda entry: entry.seq):
-            grows_s = self._grows_from_s(entry)
-            if now_s < grows_s:
-                look_s = min(look_s, grows_s)
-                continue
-            if entry.unsaved_s(now_s) > self.board.restart_cost_s:
-                continue
-            self.victims.remove_for_trial(entry)  # with its quota: its current usage counts towards its limit
-            found = board.find(entry)
-            self.victims.revert_trial(entry)
-            if found is not None and self._is_wider(entry, *found):
-                board.move(entry, *found, now_s, None, StopReason.GROW)
-                entry.placed_s = now_s
-        return look_s
-
-    def _grows_from_s(self, entry: JobEntry) -> float:
-        """The time from which the elastic job may grow: so much later than it may move that a job that shrank does not grow back at once."""
-        own = self.parameters.grow_min_s
-        if entry.job_class.min_stay_s is not None or own is None:
-            own = GROW_PER_MOVE * self.move_times.least_stay_s(entry)
-        return entry.placed_s + own
+    # ---------------------------------------------------------------- explanations
 
     def movable_from_s(self, entry: JobEntry) -> float:
         """The time from which the scheduler itself may move the running job."""
@@ -663,13 +597,3 @@ class DefaultPolicy(Policy):
             return True
         quotas = board.quotas
         return quotas is not None and board.has_lendable_quota and quotas.is_entitled(klass.queue, klass.asked)
-
-    def _is_wider(self, entry: JobEntry, need: Need, places: Places) -> bool:
-        """Whether the elastic job works faster on these places; on another model only if its speeds on both are sure."""
-        board, guessed = self.board, entry.job_class.guessed_kinds
-        here, there = board.kind_of(entry), board.pool_of_node[places[0][0]]
-        if entry.need is None or (here != there and not entry.job_class.speeds):
-            return False
-        if here != there and (here in guessed or there in guessed):
-            return False
-        return board.work_rate(entry, need, places) > board.work_rate(entry, entry.need, entry.places)
