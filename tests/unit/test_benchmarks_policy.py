@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import policy
 from benchmarks.policy import PolicyReplay, compare, draw_front, misses, pareto_front
-from phalanx.simulator.trace_families import FAMILIES
+from phalanx.simulator.trace_families import FAMILIES, draw_trace
 
 
 def replayed(name, trace="steady", **figures):
@@ -89,3 +89,16 @@ def test_a_run_prints_one_object_with_all_replays(capsys):
     assert set(shown["halves"]) == {"chosen on", "judged on", "public"}
     assert shown["halves"]["chosen on"]["srtf"]["avg_jct_to_srtf"] == 1.0
     assert shown["halves"]["chosen on"]["fifo"]["avg_jct_to_srtf"] > 1.0
+
+
+def test_a_misled_policy_expects_run_times_that_are_wrong_by_its_factor():
+    trace = draw_trace(FAMILIES["few-classes"], 1)
+    means = {}
+    for factor in (1.0, *policy.MISLED.values()):
+        table = policy.misled_policy(trace, factor).table
+        assert table.events == -(-len(trace.jobs) // policy.MISLED_SHARE)
+        means[factor] = table.served_s / table.events
+    assert means == pytest.approx({factor: factor * means[1.0] for factor in means})
+    label = {job.virtual_cluster: None for job in trace.jobs}
+    groups = policy.misled_policy(trace, 10.0).table._groups
+    assert set(groups) == set(range(len(label)))  # those of the replay, so that it believes them
