@@ -160,7 +160,7 @@ def replay(task: tuple[str, int, str]) -> PolicyReplay:
     )
 
 
-def misled_policy(trace: Trace, factor: float) -> Policy:
+def misled_policy(trace: Trace, factor: float) -> DefaultPolicy:
     """Return the default policy after it learned from a history like the trace, but with run times multiplied by `factor`."""
     policy = DefaultPolicy()
     labels: dict[str, int] = {}  # as a replay numbers them
