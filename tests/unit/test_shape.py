@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from phalanx.core.errors import NeverFits
-from phalanx.core.fleet.summary import NodeKinds, node_kind, summary_of
+from phalanx.core.fleet.summary import NodeKinds, node_kind, summary_from_counts, summary_of
 from phalanx.core.scheduling.shape import acceptable_shapes, preferred_shape
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
 from phalanx.core.work.spec import Role
@@ -219,7 +219,7 @@ def test_kind_of_a_node_does_not_know_its_name():
 
 def test_the_kind_of_a_node_follows_its_record():
     kinds, one = NodeKinds(), make_node("n0", 2)
-    before = kinds.summary_of([one])
+    before = summary_from_counts(kinds.count_kinds([one]))
     assert kinds.kind_of(one) is kinds.kind_of(one)
     smaller = replace(one, devices=one.devices[:1])
-    assert kinds.summary_of([smaller]) == summary_of([smaller]) != before
+    assert summary_from_counts(kinds.count_kinds([smaller])) == summary_of([smaller]) != before

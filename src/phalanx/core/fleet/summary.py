@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.mig import MigProfile
@@ -154,26 +154,65 @@ def summary_from_counts(kinds: Counter[NodeKind]) -> FleetSummary:
     return FleetSummary(tuple(sorted((kind, count) for kind, count in kinds.items() if count > 0)))
 
 
-class NodeKinds:
-    """The kind of each node, computed once for each version of its record. Safe for several threads: a race only repeats work."""
+class NodeCapacityKind(NamedTuple):
+    """What is counted of a node: its kind, its devices, and how many of them are broken."""
 
-    __slots__ = ("_known",)
+    kind: NodeKind
+    devices: int
+    broken: int
+
+
+class NodeKinds:
+    """The kind of each node, computed once for each version of its record. Safe for several threads: a race only repeats work.
+
+    Equal facts are one object, so that nodes are counted by its address: the hash of a kind takes longer than all else.
+    """
+
+    __slots__ = ("_facts", "_known")
 
     def __init__(self) -> None:
-        self._known: dict[NodeId, tuple[Node, NodeKind]] = {}
+        self._known: dict[NodeId, tuple[Node, NodeCapacityKind]] = {}
+        self._facts: dict[NodeCapacityKind, NodeCapacityKind] = {}
 
     def kind_of(self, node: Node) -> NodeKind:
         """The kind of a node."""
+        return self._facts_of(node).kind
+
+    def count_kinds(self, nodes: Iterable[Node]) -> Counter[NodeKind]:
+        """Count the nodes by kind. Linear in them."""
+        return kinds_of_facts(self.count(nodes))
+
+    def count(self, nodes: Iterable[Node]) -> Counter[NodeCapacityKind]:
+        """Count the nodes by their facts. Linear in them."""
+        known = self._known.get
+        facts = [
+            found[1] if (found := known(node.id)) is not None and found[0] is node else self._facts_of(node)
+            for node in nodes
+        ]
+        by_address = {id(one): one for one in facts}
+        counts: Counter[NodeCapacityKind] = Counter()
+        for address, number in Counter(map(id, facts)).items():
+            counts[by_address[address]] += number
+        return counts
+
+    def _facts_of(self, node: Node) -> NodeCapacityKind:
         known = self._known.get(node.id)
         if known is None or known[0] is not node:
             if len(self._known) >= _KINDS_KEPT:
                 self._known.clear()
-            known = self._known[node.id] = (node, node_kind(node))
+                self._facts.clear()
+            broken = sum(not device.healthy for device in node.devices)
+            facts = NodeCapacityKind(node_kind(node), len(node.devices), broken)
+            known = self._known[node.id] = (node, self._facts.setdefault(facts, facts))
         return known[1]
 
-    def summary_of(self, nodes: Iterable[Node]) -> FleetSummary:
-        """Summarise the fleet. Linear in its nodes."""
-        return summary_from_counts(Counter(map(self.kind_of, nodes)))
+
+def kinds_of_facts(counts: Mapping[NodeCapacityKind, int]) -> Counter[NodeKind]:
+    """Counts by kind, of counts by facts."""
+    kinds: Counter[NodeKind] = Counter()
+    for facts, number in counts.items():
+        kinds[facts.kind] += number
+    return kinds
 
 
 def node_kind(node: Node) -> NodeKind:

@@ -35,12 +35,12 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from phalanx.core.errors import NeverFits
-from phalanx.core.fleet.capacity import nodes_resources
+from phalanx.core.fleet.fleet_counts import FleetCounts
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.node_pool import NodePool, PoolNode, mixed_kinds, startable_nodes
 from phalanx.core.fleet.summary import FleetSummary, NodeKinds, summary_of
@@ -188,9 +188,9 @@ class FeasibilityChecker:
     __slots__ = (
         "_awaited",
         "_capped",
+        "_counts",
         "_licences",
         "_mixed_kinds",
-        "_node_kinds",
         "_nodes",
         "_outlooks",
         "_pooled",
@@ -205,7 +205,6 @@ class FeasibilityChecker:
     )
 
     def __init__(self, cluster: ClusterLimits, now_s: float, node_kinds: NodeKinds | None = None) -> None:
-        self._node_kinds = node_kinds or NodeKinds()
         self._nodes = dict(sorted(cluster.nodes.items()))  # messages must not depend on the order of the nodes
         self._unmountable = unmountable_nodes(self._nodes.values())
         pools, members = list(cluster.node_pools.values()), dict(cluster.pool_nodes)
@@ -220,6 +219,8 @@ class FeasibilityChecker:
         self.now_s = now_s
         self._outlooks: dict[FeasibilityRequest, Feasibility] = {}
         self._trees: tuple[QuotaTree, QuotaTree] | None = None
+        pooled = [node for _, node in self._pooled.values()]
+        self._counts = FleetCounts(self._nodes.values(), pooled, node_kinds or NodeKinds())
         self._scopes: dict[_Scope, dict[NodeId, Node]] = {}
         self._summaries: dict[_Scope, FleetSummary] = {}
         self.valid_until_s = min(
@@ -297,9 +298,8 @@ class FeasibilityChecker:
         """The queue tree without any job: on all devices, as placements are verified, and on the healthy ones, as the scheduler counts them."""
         if self._trees is None:
             queues = self._queues.values()
-            nodes = [*self._nodes.values(), *(node for _, node in self._pooled.values())]
             seats = Resources(extras=extras_of(seats_of(self._licences)))
-            whole, healthy = nodes_resources(nodes) + seats, nodes_resources(nodes, healthy=True) + seats
+            whole, healthy = [found + seats for found in self._counts.resources()]
             tree = QuotaTree(queues, whole)
             self._trees = (tree, tree if healthy == whole else QuotaTree(queues, healthy))
         return self._trees
@@ -465,7 +465,7 @@ class FeasibilityChecker:
             nodes = {
                 name: node for name, node in returning if name not in registered and self._pool_of(name) != pool.id
             }
-            shapes = self._shapes_on(request, chosen, nodes | {node.id: node for node in coming})
+            shapes = self._shapes_on(request, chosen, (nodes | {node.id: node for node in coming}).copy)
             if not isinstance(shapes, NeverFits):
                 have = coming[0].devices[0].model if coming[0].devices else "no GPUs"
                 text = f"needs nodes of pool {pool.id} with {have} (at most {len(coming)}); it also has others"
@@ -491,34 +491,34 @@ class FeasibilityChecker:
 
     def _shapes(self, request: FeasibilityRequest, chosen: NodeFilter, scope: _Scope) -> tuple[Shape, ...] | NeverFits:
         """The request's shapes on the nodes that it may use, or why there are none."""
-        nodes = self._scope(scope)
         if chosen is not ALL_NODES:
-            return self._shapes_on(request, chosen, nodes)
+            return self._shapes_on(request, chosen, lambda: self._scope(scope))
         summary = self._summaries.get(scope)
         if summary is None:
-            known = scope is _Scope.NOW  # nodes of the other scopes are restored ones, new each time
-            summary = self._node_kinds.summary_of(nodes.values()) if known else summary_of(nodes.values())
+            # Nodes of the other scopes are restored ones, new each time.
+            summary = self._counts.schedulable() if scope is _Scope.NOW else summary_of(self._scope(scope).values())
             self._summaries[scope] = summary
-        return self._shapes_on(request, chosen, nodes, summary)
+        return self._shapes_on(request, chosen, lambda: self._scope(scope), summary)
 
     def _shapes_on(
         self,
         request: FeasibilityRequest,
         chosen: NodeFilter,
-        nodes: Mapping[NodeId, Node],
+        nodes_of: Callable[[], Mapping[NodeId, Node]],
         summary: FleetSummary | None = None,
     ) -> tuple[Shape, ...] | NeverFits:
-        """The same on these nodes. `summary`: of all of them, where it is known and none is excluded."""
+        """The same on these nodes. `summary`: of all of them, where it is known and none is excluded; then few requests need the nodes."""
         if summary is None:
-            nodes = {node_id: node for node_id, node in nodes.items() if chosen.admits(node_id)}
-            summary = summary_of(nodes.values())
+            admitted = {node_id: node for node_id, node in nodes_of().items() if chosen.admits(node_id)}
+            nodes_of, summary = lambda: admitted, summary_of(admitted.values())
         if not summary.kinds:
             return _no_node(request, chosen, self._nodes)
         try:
             shapes = acceptable_shapes(request.role, summary, fleet_text=chosen.text)
-            self._check_topology(request, shapes, nodes, chosen)
+            if request.topology.required or request.topology.slice_nodes:
+                self._check_topology(request, shapes, nodes_of(), chosen)
             if not shapes[0].node_devices and shapes[0].nodes > 1 and not shapes[0].others:
-                self._check_one_model(request, shapes, nodes, chosen)
+                self._check_one_model(request, shapes, nodes_of(), chosen)
         except NeverFits as error:
             return error
         return shapes

@@ -7,7 +7,6 @@ kind of their own, because they are granted in slices only.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
@@ -97,6 +96,7 @@ class FleetIndex:
         divisible: the devices of each number that are granted in MIG slices.
         numbers_of_node: numbers of each node.
         twins: numbers that share a node, for nodes with several.
+        alike: the numbers with the same kind, device memory, division and number of healthy devices, ascending.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -107,6 +107,7 @@ class FleetIndex:
     healthy_devices: list[tuple[int, ...]] = field(default_factory=list)
     numbers_of_node: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
     twins: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    alike: dict[tuple[int, int, DeviceMig | None, int], list[int]] = field(default_factory=dict)
     tree: TopologyTree | None = None
     divisible: dict[int, tuple[DivisibleDevice, ...]] = field(default_factory=dict)
     _unmountable: int = -1  # not known yet
@@ -360,23 +361,19 @@ class FleetIndex:
     def _kinds_for(self, shape: Shape, part: _Part) -> tuple[tuple[int, ...], int]:
         """The kinds that can hold the shape's parts, by name; and the nodes of these kinds whose devices do not fit."""
         fitting: set[int] = set()
-        excluded = 0
-        takes: dict[tuple[int, int, DeviceMig | None], int] = {}
-        for number, kind in enumerate(self.model_of_node):
-            own = self.divisible.get(number, ())
-            mig = own[0].mig if own else None
-            key = (kind, self.device_memory_bytes[number], mig)
-            each = takes.get(key)
-            if each is None:
-                each = takes[key] = self._capacity_on(shape, part, number)
+        unfit: list[tuple[int, list[int]]] = []
+        for (kind, _, _, healthy), numbers in self.alike.items():
+            each = self._capacity_on(shape, part, numbers[0])
             if not each and shape.node_devices:
-                excluded |= 1 << number
-            elif each * len(self.healthy_devices[number]) >= shape.node_devices:
+                unfit.append((kind, numbers))
+            elif each * healthy >= shape.node_devices:
                 fitting.add(kind)
-        inside = (
-            sum(1 << number for number, kind in enumerate(self.model_of_node) if kind in fitting) if excluded else 0
-        )
-        return tuple(sorted(fitting)), excluded & inside
+        excluded = 0
+        for kind, numbers in unfit:
+            if kind in fitting:
+                for number in numbers:
+                    excluded |= 1 << number
+        return tuple(sorted(fitting)), excluded
 
     def _capacity_on(self, shape: Shape, part: _Part, number: int) -> int:
         """What a device of this number has for the part: 1 or 0 devices, or its MIG slices."""
@@ -423,6 +420,8 @@ def index_fleet(nodes: Mapping[NodeId, Node]) -> FleetIndex:
             fit.divisible[number] = tuple(
                 [DivisibleDevice(device.index, device.mig) for device in own if device.mig is not None]
             )
+        mig = own[0].mig if kind[1] else None
+        fit.alike.setdefault((order[kind], memory_bytes, mig, len(own)), []).append(number)
         fit.numbers_of_node[node.id] = (*fit.numbers_of_node.get(node.id, ()), number)
     for numbers in fit.numbers_of_node.values():
         if len(numbers) > 1:
@@ -467,7 +466,7 @@ class ShapeCache:
         self._unmountable = unmountable_nodes(nodes.values())
         self._shapes: dict[tuple[Role, NodeFilter], tuple[Shape, ...] | WaitReason] = {}
         self._needs: dict[tuple[object, ...], tuple[Need, ...]] = {}
-        self._kinds = Counter(self._kind_of(node) for node in nodes.values() if node.schedulable)
+        self._kinds = node_kinds.count_kinds(node for node in nodes.values() if node.schedulable)
         self._summary = summary_from_counts(self._kinds)
 
     def invalidate(self, node: Node) -> None:
