@@ -56,7 +56,7 @@ _DESCRIPTIONS: Final = {
     Action.CHANGE_OWN: "change jobs",
     Action.VIEW_OUTPUT: "read output",
     Action.OPERATE: "operate nodes, queues or the head",
-    Action.ADMINISTER: "administer users, projects and tokens",
+    Action.ADMINISTER: "administer the cluster: its users, projects, tokens and stored files",
     Action.MANAGE_OWN_TOKENS: "manage tokens",
     Action.MANAGE_PROJECT: "manage projects",
     Action.SUPERVISE: "act as a supervisor",

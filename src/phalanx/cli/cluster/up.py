@@ -522,7 +522,6 @@ def _print_heads(head: Client) -> None:
 def _node_line(node: NodeView) -> str:
     model = node.devices[0].model if node.devices else ""
     count = len(node.devices)
-    devices = (
-        f"{count} x {model}" if model and not node.virtual else f"{count} virtual devices" if count else "no devices"
-    )
+    virtual = f"{count} virtual {'device' if count == 1 else 'devices'}"
+    devices = f"{count} x {model}" if model and not node.virtual else virtual if count else "no devices"
     return f"{node.id}: {devices}, {node.cpus} CPUs, {node.state}"

@@ -165,7 +165,8 @@ def _summary(job: JobView, verb: str) -> str:
         case "hold":
             return f"job {job.id} is held; release it with phalanx release {job.id}"
         case "release":
-            return f"job {job.id} is released"
+            runs = job.state is JobState.RUNNING
+            return f"job {job.id} runs, and was not held" if runs else f"job {job.id} is released"
         case "park":
             done = "is parked" if job.parked_s is not None else "is being stopped and parked"
             return f"job {job.id} {done}; resume it with phalanx resume {job.id}"
