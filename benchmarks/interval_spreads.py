@@ -11,12 +11,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from benchmarks.prediction_score import PredictionScore
 from phalanx.planner.cost.uncertainty import ADAPTERS, MIXTURE, SOURCE, Z_80
-
-if TYPE_CHECKING:
-    from benchmarks.planner import PredictionScore
 
 HELD: Final = 0.86
 """Share of rows inside: in the upper half of the wanted 75 to 90 %, because sources that nobody collected differ more than those here."""

@@ -19,12 +19,13 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.fitting import fit, predicted
 from benchmarks.interval_spreads import spread_lines
+from benchmarks.prediction_score import PredictionScore
 from benchmarks.published_runs import PublishedRun, read_runs
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.layouts.layout import Recompute
@@ -55,27 +56,6 @@ TUNING: Final = Path(__file__).parent / "tuning_measured.csv"
 OWN_RUNS: Final = Path(__file__).parent / "pretraining_measured.csv"
 CLOSE: Final = 0.05  # a choice within 5 % of the best measured layout counts as the best
 UNKNOWN: Final = "generic"  # its spread is used for a stack without rows in the fit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionScore:
-    """One row with its prediction. `error` is predicted over measured, minus 1; `item_variance` the part of the variance without the source."""
-
-    run: PublishedRun
-    seconds: float
-    low_s: float
-    high_s: float
-    item_variance: float
-
-    @property
-    def error(self) -> float:
-        """The relative, signed error."""
-        return self.seconds / self.run.measured_s - 1.0
-
-    @property
-    def in_interval(self) -> bool:
-        """Whether the measured value is in the interval."""
-        return self.low_s <= self.run.measured_s <= self.high_s
 
 
 def main() -> None:

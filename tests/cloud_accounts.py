@@ -13,7 +13,8 @@ from typing import Any
 
 from benchmarks.clouds import google_dialect
 from benchmarks.clouds.campaign_clouds import IMAGE, MOTO
-from benchmarks.clouds.dialect_server import DialectAnswer, make_dialect, serve
+from benchmarks.clouds.dialect import DialectAnswer
+from benchmarks.clouds.dialect_server import make_dialect, serve
 from benchmarks.cluster import ROOT, free_port
 from phalanx.providers.azure import rights as azure_rights
 from phalanx.providers.google import rights as google_rights

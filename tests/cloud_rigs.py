@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from benchmarks.clouds import azure_dialect, google_dialect, small_dialect
 from benchmarks.clouds.cloud_faults import CloudFaults
-from benchmarks.clouds.dialect_server import DialectCall, make_dialect, serve
+from benchmarks.clouds.dialect import DialectCall
+from benchmarks.clouds.dialect_server import make_dialect, serve
 from phalanx.ports.engine import MachineJoin
 from phalanx.ports.provider import NodeOrder
 from phalanx.providers.azure import arm

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from benchmarks.clouds.cloud_faults import CloudFaults
-from benchmarks.clouds.dialect_server import DialectAnswer, DialectCall
+from benchmarks.clouds.dialect import DialectAnswer, DialectCall
 
 SUBSCRIPTION = "00000000-1111-2222-3333-444444444444"
 GROUP = "campaign"

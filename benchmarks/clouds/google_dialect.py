@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from benchmarks.clouds.cloud_faults import CloudFaults
-from benchmarks.clouds.dialect_server import DialectAnswer, DialectCall
+from benchmarks.clouds.dialect import DialectAnswer, DialectCall
 
 PROJECT = "campaign-project"
 ZONES = ("us-central1-a", "us-central1-b", "us-east4-a")

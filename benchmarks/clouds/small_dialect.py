@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from benchmarks.clouds.cloud_faults import CloudFaults
-from benchmarks.clouds.dialect_server import DialectAnswer, DialectCall
+from benchmarks.clouds.dialect import DialectAnswer, DialectCall
 from phalanx.providers.http.signed_calls import sign_crusoe
 
 KEY = "campaign-key"
