@@ -628,3 +628,8 @@ def test_tokens_and_control_characters_are_not_kept():
     assert console_text(raw)[-3:] == "xxx"
     assert len(console_text(raw)) == 32_768
     assert console_text(raw[:80]).startswith("export PHALANX_JOIN_TOKEN='[token]'\na\ttab\nxx")
+
+
+@pytest.mark.parametrize("before", ["working\r", "\x1b]0;boot\x07", "\x1b(B\x1b[m", "T_", "a\x00"])
+def test_a_token_is_masked_whatever_is_before_it(before):
+    assert "secret" not in console_text(f"{before}phxj.secret\n")

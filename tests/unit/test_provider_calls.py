@@ -254,3 +254,24 @@ def test_pools_with_the_same_settings_share_one_list():
     assert provider.calls == [("start", "p-0"), ("list", "one"), ("list", "two")]
     assert sorted(one.pool for one in listed) == ["a", "b", "c", "d"]
     assert {one.machines[0].machine for one in listed} == {"i-1"}
+
+
+def test_a_machine_is_stopped_although_its_console_cannot_be_read():
+    provider, told = SlowProvider(), queue.SimpleQueue[Any]()
+    provider.console = Mock(side_effect=KeyError("contents"))  # type: ignore[attr-defined]
+    calls = ProviderCalls(create=lambda _: provider)
+
+    def report(reports):
+        for one in reports:
+            told.put(one)
+
+    calls.open({}, {}, report)
+    provider.go_on.set()
+    calls.send([call(ProviderAction.START, "p-0")])
+    told.get(timeout=WAIT_S)
+    calls.send([replace(call(ProviderAction.STOP, "p-0"), known_machine="i-0", console=True)])
+    read, stopped = told.get(timeout=WAIT_S), told.get(timeout=WAIT_S)
+    calls.close(keep_nodes=True)
+    assert (read.outcome, read.console, read.why) == (ProviderOutcome.CONSOLE, "", "KeyError: 'contents'")
+    assert stopped.outcome is ProviderOutcome.STOPPED
+    assert provider.calls == [("start", "p-0"), ("stop", "p-0")]

@@ -315,6 +315,9 @@ class _Worker:
         except (OSError, PhalanxError) as error:
             _log.warning("Provider %s could not read the console of %s: %s", self.name, order.node_id, error)
             why = _reason(error)
+        except Exception as error:  # noqa: BLE001  # the machine is paid for until it is stopped
+            _log.exception("Error in provider %s while it read the console of %s", self.name, order.node_id)
+            why = f"{type(error).__name__}: {error}"
         outcome = ProviderOutcome.CONSOLE
         report = ProviderReported(node_id=order.node_id, token=order.token, outcome=outcome, console=text, why=why)
         _await_record(self.report([report]))

@@ -14,7 +14,9 @@ CONSOLES_MAX: Final = 4  # of one pool, the newest
 _CONTROL: Final = re.compile(
     r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]"
 )  # but tabs and ends of lines
-_TOKEN: Final = re.compile(r"\bphx[a-z]\.[\w.-]+")  # all tokens of a head begin like this
+_TOKEN: Final = re.compile(
+    r"phx[a-z]\.[\w.-]+"
+)  # all tokens of a head begin so; also in words: a removed `\r` ends one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,7 +173,8 @@ class GoogleProvider:
         """
         zone, _, number = order.known_machine.partition("/")
         path = f"/zones/{zone}/instances/{quote(number)}/serialPort"
-        return str(compute.compute_call(parse_project(order.settings), "GET", path, query={"port": 1})["contents"])
+        found = compute.compute_call(parse_project(order.settings), "GET", path, query={"port": 1})
+        return str(found.get("contents", ""))
 
     def observe(self) -> Sequence[LostNode]:
         """Return nothing: the head's sweeper finds instances that ended."""
