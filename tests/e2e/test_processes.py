@@ -76,13 +76,20 @@ def test_a_task_gets_its_environment_directory_and_pipe_and_its_end_is_reported(
     assert attempt.running() == {}
 
 
+def test_the_output_of_a_task_ends_although_a_daemon_of_it_that_writes_elsewhere_lives_on(rig):
+    """Found by review: ranks held a second descriptor of their output, which their daemons kept open."""
+    _, output = rig.run(rig.open(), ("sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"))
+    daemon = int(output())
+    assert os.path.exists(f"/proc/{daemon}")
+
+
 def test_a_task_starts_with_clean_hands(rig):
     script = """
 import json, os, signal, sys
 blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
 status = open("/proc/self/status").read()
 ignored = int(status.split("SigIgn:")[1].split()[0], 16) & ~(3 << 31)  # 32 and 33 are the C library's own: nobody may reset them
-print(json.dumps({"fds": sorted(int(f) for f in os.listdir("/proc/self/fd"))[:4], "blocked": len(blocked), "ignored": ignored,
+print(json.dumps({"fds": sorted(int(f) for f in os.listdir("/proc/self/fd")), "blocked": len(blocked), "ignored": ignored,
     "leader": os.getsid(0) == os.getpid(), "stdin": os.readlink("/proc/self/fd/0"), "umask": os.umask(0), "nice": os.nice(0)}))
 """
     _, output = rig.run(rig.open(), (sys.executable, "-S", "-E", "-c", script))

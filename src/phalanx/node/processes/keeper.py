@@ -108,11 +108,11 @@ def prctl(option: int, value: int | bytes) -> None:
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """The next request and its descriptors, close-on-exec; None at the end."""
     try:
-        packet, descriptors, _, _ = socket.recv_fds(
-            channel, PACKET_BYTES_MAX + 1, DESCRIPTORS_MAX, flags=socket.MSG_CMSG_CLOEXEC
-        )
+        packet, descriptors, _, _ = socket.recv_fds(channel, PACKET_BYTES_MAX + 1, DESCRIPTORS_MAX)
     except ConnectionResetError:
         return None
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)  # Python's recv_fds does nothing with flags such as MSG_CMSG_CLOEXEC
     if not packet:
         return None
     text = packet[1:]
