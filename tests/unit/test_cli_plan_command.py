@@ -1,5 +1,6 @@
 """`phalanx plan` from the words to the answer, with the real planner: what fits, what does not, and how the answer is run."""
 
+import itertools
 import json
 import re
 
@@ -151,6 +152,26 @@ def test_layout_that_does_not_fit_leads_to_the_one_that_does(typed):
     assert code == 1
     assert "another layout on these 8 GPUs" in out
     assert out.endswith("next: phalanx plan llama-3-8b --gpus h100:8\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--gpus", "h100:8", "--method", "dpo", "--seq", "8192", "--optimizer", "adamw8bit"),
+        ("--gpus", "h100:1", "--seq", "1024", "--offload", "optimizer", "--global-batch", "64"),
+        ("--gpus", "7xh100:8", "--seq", "1024", "--global-batch", "2"),
+    ],
+)
+def test_the_next_command_has_the_stated_options_and_fits(typed, words):
+    code, out, _ = typed("llama-3-70b", *words)
+    assert code == 1
+    following = out.rpartition("next: phalanx plan ")[2].split()
+    pairs = set(itertools.pairwise(following))
+    wanted = set(zip(words[::2], words[1::2], strict=True))
+    assert {pair for pair in wanted if pair[0] not in {"--gpus", "--method", "--global-batch"}} <= pairs
+    code, out, _ = typed(*following)
+    assert (code, "fits;" in out) == (0, True)
+    assert ("global batch not stated" in out) is ("--global-batch" not in words)
 
 
 def test_nothing_is_proposed_where_nothing_would_do(typed, tmp_path):

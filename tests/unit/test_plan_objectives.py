@@ -242,3 +242,15 @@ def test_every_method_goes_with_optimizers_and_offload(method, options):
 
 def test_mixtures_are_planned_by_the_stack_that_splits_experts():
     assert told("mixtral-8x7b", "4xh100:8", method="dpo").stack == "megatron-core"
+
+
+def test_a_model_with_few_positions_writes_as_many_tokens():
+    answer = told("gpt2", "h100:1", method="grpo")
+    assert (answer.seq, answer.rollout.prompt, answer.rollout.answer) == (1024, 128, 448)
+
+
+def test_a_proposed_batch_has_whole_groups():
+    options = {"method": "grpo", "group": "5", "global_batch": "5"}
+    answer = told("llama-3-8b", "3xh100:8", **options)
+    assert answer.next_command == "phalanx plan llama-3-8b --gpus 3xh100:8 --group 5 --method grpo --global-batch 120"
+    assert told("llama-3-8b", "3xh100:8", **options | {"global_batch": "120"}).fits

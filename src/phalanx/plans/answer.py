@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -232,13 +233,17 @@ def _next(question: PlanInputs, answer: LayoutAnswer) -> str:
     if not answer.fitting_changes and answer.evaluated:
         return "phalanx plan --help"  # not even 4-bit adapters on hundreds of times the GPUs fit
     if not answer.fitting_changes:
-        return f"phalanx plan {question.arguments} --global-batch {_divisible(question)}"
+        return f"phalanx plan {question.arguments}{question.stated}{_method(question)} --global-batch {_divisible(question)}"
     one = answer.fitting_changes[0]
     if question.layout is not None and one.gpus == question.machine.gpus and one.method is question.method:
-        return f"phalanx plan {question.arguments}{_method(question)}"
+        return f"phalanx plan {question.arguments}{question.stated}{question.stated_batch}{_method(question)}"
     if one.method is not question.method:
-        return f"phalanx plan {question.arguments} --method {method_word(question.objective, one.method)}"
-    return f"phalanx plan {question.model_argument} {_more_gpus(one, question)}{_method(question)}"
+        method = f" --method {method_word(question.objective, one.method)}"
+        return f"phalanx plan {question.arguments}{question.stated}{question.stated_batch}{method}"
+    # Another batch is in `_more_gpus`.
+    batch = question.stated_batch if one.layout.global_batch == question.global_batch else ""
+    options = f"{_more_gpus(one, question)}{question.stated}{batch}{_method(question)}"
+    return f"phalanx plan {question.model_argument} {options}"
 
 
 def _method(question: PlanInputs) -> str:
@@ -246,5 +251,6 @@ def _method(question: PlanInputs) -> str:
 
 
 def _divisible(question: PlanInputs) -> int:
-    """Return the next larger global batch that is divisible by the number of GPUs."""
-    return -(-question.global_batch // question.machine.gpus) * question.machine.gpus
+    """Return the next larger global batch that is divisible by the number of GPUs, and by the answers to a prompt."""
+    grain = math.lcm(question.machine.gpus, 1 if question.answers is None else question.answers.group)
+    return -(-question.global_batch // grain) * grain

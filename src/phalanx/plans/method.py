@@ -11,7 +11,6 @@ from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.training_task import Objective, TrainingMethod
 from phalanx.plans.amounts import parse_count
 
-SEQ_DEFAULT: Final = 4096  # tokens of a prompt and the longest answer
 GROUP_DEFAULT: Final = 8  # answers to a prompt: trl's num_generations
 _FLAGS: Final = {"prompt_tokens": "in", "answer_tokens": "out", "group": "group"}
 
@@ -53,7 +52,7 @@ def parse_method(text: object) -> tuple[Objective, TrainingMethod]:
     raise BadRequest(f"method: {str(text)[:60]!r} must be one of {', '.join(known)}", hint=suggestion(word, known))
 
 
-def parse_answers(options: Mapping[str, Any], objective: Objective) -> WrittenAnswers | None:
+def parse_answers(options: Mapping[str, Any], objective: Objective, seq: int) -> WrittenAnswers | None:
     """Return what the model writes for GRPO; None for other objectives.
 
     `seq` is the limit of a prompt with its answer; unless stated, a prompt has an eighth of it, and a mean answer half of the rest.
@@ -67,7 +66,6 @@ def parse_answers(options: Mapping[str, Any], objective: Objective) -> WrittenAn
             raise BadRequest(f"{_FLAGS[name]} needs method grpo", hint="add --method grpo")
         return None
     counts = {name: parse_count(text, what=_FLAGS[name]) for name, text in given.items()}
-    seq = SEQ_DEFAULT if options["seq"] is None else parse_count(options["seq"], what="seq")
     prompt = counts.get("prompt_tokens", max(1, seq // 8))
     longest = seq - prompt
     answer = counts.get("answer_tokens", max(1, longest // 2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
@@ -25,13 +25,16 @@ SAMPLES_DEFAULT: Final = {
     Objective.DPO: (128, "pairs of answers per step"),  # recipes use 32 to 256
     Objective.GRPO: (512, "answers per step"),  # 64 prompts with the usual eight answers
 }
+_FLAGS: Final = {"prompt_tokens": "in", "answer_tokens": "out"}
 # without fp8, which does not preserve the loss of every training and is used on request only
 _PRECISION_ORDER: Final = ("bf16", "fp16", "fp32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
-    """A planner request. `notes`: assumptions; `model_argument` and `arguments`: the model, and model with GPUs, as typed."""
+    """A planner request. `notes`: assumptions; `model_argument` and `arguments`: the model, and model with GPUs, as typed;
+    `stated`: the other options that decide what fits, each after a space, without method, layout and `stated_batch`, the global batch.
+    """
 
     model: ModelShape
     machine: Machine
@@ -45,6 +48,8 @@ class PlanInputs:
     model_argument: str
     arguments: str
     notes: tuple[str, ...] = ()
+    stated: str = ""
+    stated_batch: str = ""
     optimizer: OptimizerKind = OptimizerKind.ADAMW
     offload: Offload = Offload.NONE
     objective: Objective = Objective.CROSS_ENTROPY
@@ -96,17 +101,16 @@ def parse_plan_inputs(
         BadFile: a config or price list cannot be read.
         PhalanxError: the head does not answer.
     """
-    from phalanx.planner.facts.coefficient_table import default_stack, find_stack
     from phalanx.planner.facts.machines import read_fact_tables
     from phalanx.planner.facts.model_argument import parse_model_argument
 
     notes: list[str] = []
     tables = read_fact_tables(home, tuple(options["prices"]))
     objective, method = parse_method(options["method"])
-    answers = parse_answers(options, objective)
     optimizer, offload = _optimizer(options["optimizer"]), _offload(options["offload"])
     model = parse_model_argument(options["model"], home=home, notes=notes, files=files)
-    seq = _seq(options["seq"] if answers is None else answers.prompt + answers.longest, model)
+    seq = _seq(options["seq"], model)
+    answers = parse_answers(options, objective, seq)
     if options["fleet"] == "here":
         if fleet is None:
             raise BadRequest("fleet: no fleet is known here", hint="name the GPUs")
@@ -121,7 +125,7 @@ def parse_plan_inputs(
             f"global batch {batch} is not divisible by groups of {answers.group} answers",
             hint=f"use a multiple of {answers.group}",
         )
-    return PlanInputs(
+    inputs = PlanInputs(
         model=model,
         machine=machine,
         seq=seq,
@@ -129,22 +133,14 @@ def parse_plan_inputs(
         tokens=None if options["tokens"] is None else parse_tokens(options["tokens"]),
         method=method,
         precision=precision,
-        stack=find_stack(options["stack"])
-        if options["stack"]
-        else default_stack(
-            model,
-            precision,
-            notes,
-            adapters=method is not TrainingMethod.FULL,
-            preferences=objective is not Objective.CROSS_ENTROPY,
-            offload=offload is not Offload.NONE,
-        ),
+        stack=_stack(options["stack"], model, precision, objective, method, offload, notes),
         optimizer=optimizer,
         offload=offload,
         objective=objective,
         answers=answers,
         layout=layout,
         model_argument=options["model"],
+        stated_batch="" if options["global_batch"] is None else f" --global-batch {batch}",
         arguments=" ".join(
             [
                 options["model"],
@@ -153,6 +149,50 @@ def parse_plan_inputs(
             ]
         ),
         notes=tuple(notes),
+    )
+    return replace(inputs, stated=_stated(options, inputs))
+
+
+def _stack(
+    text: Any,
+    model: ModelShape,
+    precision: str,
+    objective: Objective,
+    method: TrainingMethod,
+    offload: Offload,
+    notes: list[str],
+) -> Stack:
+    """Return the given stack, else the default."""
+    from phalanx.planner.facts.coefficient_table import default_stack, find_stack
+
+    if text:
+        return find_stack(text)
+    return default_stack(
+        model,
+        precision,
+        notes,
+        adapters=method is not TrainingMethod.FULL,
+        preferences=objective is not Objective.CROSS_ENTROPY,
+        offload=offload is not Offload.NONE,
+    )
+
+
+def _stated(options: Mapping[str, Any], inputs: PlanInputs) -> str:
+    """Return the stated options of `PlanInputs.stated`, as they were read."""
+    read: dict[str, object] = {
+        "seq": inputs.seq,
+        "optimizer": inputs.optimizer.value,
+        "offload": inputs.offload.value,
+        "precision": inputs.precision,
+        "stack": inputs.stack.name,
+    }
+    if inputs.answers is not None:
+        answers = inputs.answers
+        read |= {"prompt_tokens": answers.prompt, "answer_tokens": answers.answer, "group": answers.group}
+    return "".join(
+        f" --{_FLAGS.get(name, name)} {value}"
+        for name, value in read.items()
+        if options.get(name) is not None and value not in {OptimizerKind.ADAMW, Offload.NONE}
     )
 
 
