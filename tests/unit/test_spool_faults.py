@@ -3,6 +3,7 @@
 import errno
 import os
 import queue
+import shutil
 
 import pytest
 
@@ -95,4 +96,34 @@ def test_a_disk_that_takes_nothing_stops_no_rank(tmp_path, monkeypatch, number):
     assert spool.dropped("rank-0") == 40 * 65536
     monkeypatch.undo()
     os.close(pipe)
+    spool.close()
+
+
+def test_output_is_kept_of_a_job_that_removed_its_folder_before_it_printed(tmp_path):
+    """Found by review: files are made with the first byte, so that there was none, and the disk was said to be full."""
+    missing: list[tuple[str, str]] = []
+    spool = Spool(on_bytes=lambda _: None, on_missing=lambda stream, text: missing.append((stream, text)))
+    folder = tmp_path / "node" / "attempts"
+    folder.mkdir(parents=True)
+    spool.add("s", str(folder / "rank-0.log"))
+    shutil.rmtree(tmp_path / "node")
+    pipe = spool.open_pipe("s")
+    os.write(pipe, b"after all\n")
+    os.close(pipe)
+    until(lambda: spool.closed("s"), "the end of the pipe")
+    assert (spool.read("s", 0, 99), spool.dropped("s"), missing) == (b"after all\n", 0, [])
+    spool.remove("s")
+    assert list(tmp_path.iterdir()) == []
+    spool.close()
+
+
+def test_a_file_that_cannot_be_made_is_said_once_and_its_writer_goes_on(tmp_path, caplog):
+    spool = Spool(on_bytes=lambda _: None)
+    spool.add("s", str(tmp_path / "rank-0.log"))
+    (tmp_path / "rank-0.log").symlink_to(tmp_path / "elsewhere")
+    for _ in range(3):
+        spool.write("s", b"line\n")
+    assert spool.dropped("s") == 15
+    assert caplog.text.count("cannot be written") == 1
+    assert not (tmp_path / "elsewhere").exists()
     spool.close()

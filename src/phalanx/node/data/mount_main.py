@@ -124,13 +124,23 @@ class _Log:
         self._last = ""
         self._came = threading.Event()
         self._ended = False
-        self.passed_on = False
+        self._lock = threading.Lock()
+        self._passed_on = False
+        self._code: int | None = None
         threading.Thread(target=self._read, daemon=True).start()
 
     def last(self) -> str:
         """Its last line; waits a little for one."""
         self._came.wait(_SAID_WAIT_S)
         return self._last or "rclone ended without a message"
+
+    def pass_on(self) -> None:
+        """The mount is up: pass on what comes from here on, and the end, also if it has come already."""
+        with self._lock:
+            self._passed_on = True
+            code = self._code
+        if code is not None:
+            self._tell_end(code)
 
     def end(self) -> None:
         """Its end is wanted from here on."""
@@ -142,11 +152,18 @@ class _Log:
             if text := _plain(line):
                 self._last = text
                 self._came.set()
-                if self.passed_on and not self._ended:
+                if self._passed_on and not self._ended:
                     _say(text)
         code = self._process.wait()
         self._came.set()
-        if self.passed_on and not self._ended:
+        with self._lock:
+            self._code = code
+            passed_on = self._passed_on
+        if passed_on:
+            self._tell_end(code)
+
+    def _tell_end(self, code: int) -> None:
+        if not self._ended:
             _say(f"rclone ended with code {code}; its files cannot be read from here on")
             _answer({"ended": code})  # the next job gets a mount of its own
 
@@ -171,7 +188,7 @@ def main() -> int:
         mounted = True
         _answer({"path": path, "seconds": time.monotonic() - began_s})
         for log in logs:
-            log.passed_on = True
+            log.pass_on()
     except _Failed as error:
         _answer({"why": str(error), "charge": error.charge})
     except (OSError, fuse_mounts.MountUnavailable) as error:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import select
 import signal
 import stat
 import subprocess
@@ -35,6 +34,7 @@ from phalanx.node.logic.operator_hooks import (
     parse_hooks,
 )
 from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.processes.file_limits import wait_readable
 
 _SYSTEM_FILE: Final = "/etc/phalanx/hooks.toml"
 _USER_FILE: Final = ".config/phalanx/hooks.toml"
@@ -111,7 +111,7 @@ def run_hook(hook: OperatorHook, variables: Mapping[str, str], cancelled: thread
                 _kill_group(process)
                 tail, _ = _read_tail(reader, tail)
                 return HookRun(code=None, last_line=last_line(tail))
-            if open_pipe and select.select([reader], [], [], min(left_s, _POLL_S))[0]:
+            if open_pipe and wait_readable(reader, min(left_s, _POLL_S)):
                 tail, open_pipe = _read_tail(reader, tail)
             elif not open_pipe:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any, Final
 from phalanx.node.data import fuse_mounts
 from phalanx.node.files.preparation_error import PreparationFailed
 from phalanx.node.files.rmtree import remove_tree
+from phalanx.node.processes.file_limits import wait_readable
 
 _MAIN: Final = (sys.executable, "-I", "-m", "phalanx.node.data.mount_main")
 _POLL_S: Final = 0.2
@@ -69,7 +69,7 @@ class SharedMount:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps({**order, "folder": self._folder, "cache": self._cache}) + "\n")
             process.stdin.flush()
-        while not select.select([process.stdout], [], [], _POLL_S)[0]:
+        while not wait_readable(process.stdout.fileno(), _POLL_S):
             if cancelled.is_set():
                 raise PreparationFailed("the job was stopped during preparation", charge=False)
         try:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.processes.file_limits import wait_readable
 from phalanx.wire.manifest import CheckpointInvalid
 
 _PROGRAM: Final = (sys.executable, "-I", "-m", "phalanx.node.data.job_objects_main")
@@ -64,7 +64,7 @@ def run_program(
         while True:
             if dropped():
                 return None
-            if not select.select([process.stdout], [], [], _CHECK_S)[0]:
+            if not wait_readable(process.stdout.fileno(), _CHECK_S):
                 continue
             piece = os.read(process.stdout.fileno(), _LINE_BYTES_MAX)
             *lines, rest = (rest + piece).split(b"\n")

@@ -53,6 +53,7 @@ class _Stream:
     missing: int = 0  # bytes dropped on a full disk since the last line with their number
     reserved: int = 0  # disk space is reserved up to here
     freed: int = 0  # everything below was punched out
+    refused: bool = False  # its file could not be made, which the log says
     last: bytearray = field(default_factory=bytearray)  # the newest output past the cap, at most twice LAST_BYTES
     pipes: set[int] = field(default_factory=set)
 
@@ -466,14 +467,30 @@ def _open(state: _Stream) -> bool:
     """Make the stream's file if it has none yet; False if the disk refuses it."""
     if state.file < 0:
         try:
-            # The job may have put a link there.
-            state.file = os.open(state.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            state.file = _make_file(state.path)
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in _FULL and not state.refused:
+                state.refused = True  # said once: it is tried again with each piece of output
                 _log.warning("stream %s cannot be written: %s", state.name, error)
             return False
         _reserve(state, _RESERVE_BYTES)
     return True
+
+
+def _make_file(path: str) -> int:
+    """Make a stream's file. If the job has removed the folder, the file has no name: its output is kept until the stream ends all the same.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o600)  # the job may have put a link there
+    except FileNotFoundError:
+        folder = os.path.dirname(os.path.abspath(path))
+        while not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+        return os.open(folder, flags | os.O_TMPFILE, 0o600)
 
 
 def _reserve(state: _Stream, size: int) -> bool:
