@@ -398,6 +398,26 @@ def test_who_came_while_the_gang_waited_gives_the_place_back():
     assert plan.stop("new").why == "preempted by job lost, which lost a node and gets its place back"
 
 
+@pytest.mark.parametrize("before_s", [0, 9999])
+def test_only_a_job_that_lost_its_nodes_is_told_of_its_right_to_them(before_s):
+    """Both are of one class; whichever is explained first."""
+    running = (("x", "n0:0-7", {"for_s": 30}), ("y", "n1:0-7", {"for_s": 20}))
+    wanted = sorted(
+        [job("lost", gpus=8, **LOST), job("plain", gpus=8, submit_s=T - before_s)], key=lambda one: one.submit_s
+    )
+    plan = plan_of(busy("r: n0=8 n1=8", *running).with_jobs(*wanted), parameters=PolicyParameters())
+    assert plan.waits[JobId("lost")].detail.endswith("; it may stop job x 1m00s after its start: it lost its nodes")
+    assert plan.waits[JobId("plain")].detail.endswith("at most 0 on one node")
+
+
+def test_the_only_node_that_can_be_freed_is_named_although_it_is_kept_free():
+    plan = plan_of(
+        busy("r: n0=8", ("x", "n0:0-7", {"for_s": 30})).with_jobs(job("lost", gpus=8, **LOST)),
+        parameters=PolicyParameters(),
+    )
+    assert plan.waits[JobId("lost")].detail.endswith("; it may stop job x 1m00s after its start: it lost its nodes")
+
+
 # ---- borrowed room --------------------------------------------------------------------------------------------------
 
 

@@ -47,7 +47,7 @@ class Scheduler(BoardSynchronizer):
     ) -> None:
         super().__init__(settings, policy=policy, feasibility=feasibility)
         self.more_due = False
-        self.cached_reasons: dict[tuple[int, int], WaitReason] = {}
+        self.cached_reasons: dict[tuple[int, int, int], WaitReason] = {}
         self._demand = NodeDemand()
         self._demand_s = -INFINITE
 

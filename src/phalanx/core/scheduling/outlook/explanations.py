@@ -47,7 +47,7 @@ class SchedulerView(Protocol):
     entries: dict[JobId, JobEntry]
     job_id_by_seq: dict[int, JobId]
     ineligible: dict[JobId, WaitReason]
-    cached_reasons: dict[tuple[int, int], WaitReason]
+    cached_reasons: dict[tuple[int, int, int], WaitReason]
     more_due: bool
 
     @property
@@ -109,16 +109,16 @@ def explain_wait(scheduler: SchedulerView, job: Job, entry: JobEntry) -> WaitRea
         return _claimed(scheduler, entry)
     if entry.started_s >= 0.0:
         return None
-    known = scheduler.cached_reasons.get((entry.job_class.number, entry.avoided_nodes))
+    alone = entry.seq if entry.lost_nodes else 0  # it has rights of its own
+    key = entry.job_class.number, entry.avoided_nodes, alone
+    known = scheduler.cached_reasons.get(key)
     if known is None:
-        known = scheduler.cached_reasons[entry.job_class.number, entry.avoided_nodes] = _why_class_waits(
-            scheduler, job, entry
-        )
+        known = scheduler.cached_reasons[key] = _why_class_waits(scheduler, job, entry)
     return known
 
 
 def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> WaitReason:
-    """The same for all jobs of a class: computed once until something changes."""
+    """The same for all jobs of a class that did not lose their nodes: computed once until something changes."""
     board, klass = scheduler.board, entry.job_class
     throttle = klass.throttle
     if throttle is not None and throttle.running >= throttle.running_max:

@@ -530,17 +530,23 @@ class DefaultPolicy(Policy):
                 prices.refresh(now_s)
 
     def _unreserve(self) -> None:
+        self._offer_reserved()
+        self.reserved = []
+        self.reserved_for = None
+
+    def _offer_reserved(self) -> None:
         for node in self.reserved:
             if node not in self.board.closed_nodes:
                 self.board.pools[self.board.pool_of_node[node]].restore_node(node)
-        self.reserved = []
-        self.reserved_for = None
+
+    def _close_reserved(self) -> None:
+        for node in self.reserved:
+            self.board.pools[self.board.pool_of_node[node]].remove_node(node)
 
     def _reserve(self, entry: JobEntry) -> None:
         self.reserved = nodes_to_reserve(self.board, entry)
         self.reserved_for = entry if self.reserved else None
-        for node in self.reserved:
-            self.board.pools[self.board.pool_of_node[node]].remove_node(node)
+        self._close_reserved()
 
     # ---------------------------------------------------------------- explanations
 
@@ -575,6 +581,8 @@ class DefaultPolicy(Policy):
             return NO_LATER_STOPS
         counted = victims.examined, victims.protection_ends_s
         due_s, found = now_s, None
+        if entry is self.reserved_for:  # its reserved nodes are free for it
+            self._offer_reserved()
         for tried in range(LATER_TRIES):
             victims.protection_ends_s = INFINITE
             found = victims.select_by_right(entry, due_s)
@@ -582,6 +590,8 @@ class DefaultPolicy(Policy):
                 break
             due_s = victims.protection_ends_s if tried < LATER_TRIES - 2 else now_s + protected_s
         victims.examined, victims.protection_ends_s = counted
+        if entry is self.reserved_for:
+            self._close_reserved()
         if not found or due_s == now_s:  # no room, or room in this pass
             return NO_LATER_STOPS
         return LaterStops(
