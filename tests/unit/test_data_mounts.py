@@ -29,6 +29,7 @@ class FakeMount:
     def __init__(self, folder, cache):
         self.folder, self.cache = folder, cache
         self.users, self.path, self.broken, self.ended = 0, "", False, 0
+        self.refreshed = 0
         self.tried = threading.Event()
         self.made.append(self)
 
@@ -45,6 +46,9 @@ class FakeMount:
     def logging_to(self, _name, output):
         yield
         os.close(output)
+
+    def refresh(self):
+        self.refreshed += 1
 
     def end(self):
         self.ended += 1
@@ -73,6 +77,7 @@ def test_a_mount_lasts_from_its_first_job_to_its_last(mounts):
         paths = first.enter_context(held(mounts))
         assert second.enter_context(held(mounts)) == paths
         (mount,) = FakeMount.made
+        assert mount.refreshed == 1  # for the second job
         first.close()
         assert mount.ended == 0
         with held(mounts) as third:

@@ -1,8 +1,8 @@
 """Mounts one object store: `python -I -m phalanx.node.data.mount_main`, one process for each mount of a node.
 
 Started by `prepare.shared_mount` as the supervisor's account. It reads one line of JSON from its input, mounts the source by a program `rclone`
-that runs under the job's account, and writes one line: {"path": path, "seconds": time} or {"why": text, "charge": bool}. If rclone ends later, a
-second line follows. Errors of rclone go to its error output, for the logs of the jobs. It unmounts, removes the cache and ends when its input ends,
+that runs under the job's account, and writes one line: {"path": path, "seconds": time} or {"why": text, "charge": bool}. Each further line of its
+input lets rclone forget what it has listed, for a job that joins, and is answered by {"refreshed": true}. If rclone ends later, a last line follows. Errors of rclone go to its error output, for the logs of the jobs. It unmounts, removes the cache and ends when its input ends,
 so no mount outlives its supervisor. If it is killed itself, the kernel kills rclone.
 """
 
@@ -30,6 +30,8 @@ _MOUNT_LIMIT_S: Final = 30.0
 _POLL_S: Final = 0.02
 _SAID_WAIT_S: Final = 2.0  # rclone's line on an error comes after the error itself
 _END_LIMIT_S: Final = 5.0
+_HANDLES_SIGNALS_S: Final = 1.0  # after its mount is up: rclone would die of an earlier SIGHUP
+_FORGETS_S: Final = 0.1  # after the signal, to which it gives no answer
 _LINE_MAX: Final = 300
 _MOUNTED: Final = "data"  # the folder of the mount
 _NOT_FOUND: Final = frozenset({3, 4})  # exit codes of rclone: no such folder, no such file
@@ -74,6 +76,7 @@ class _Programs:
         self._lock = threading.Lock()
         self._running: list[subprocess.Popen[str]] = []
         self._over = False
+        self._serving: tuple[subprocess.Popen[str], float] | None = None
 
     def start(
         self, words: list[str], variables: dict[str, str], *, output: int, inherit: tuple[int, ...] = ()
@@ -101,6 +104,18 @@ class _Programs:
             )
             self._running.append(process)
             return process
+
+    def serves(self, process: subprocess.Popen[str]) -> None:
+        """The mount of this one is up now."""
+        self._serving = process, time.monotonic()
+
+    def refresh(self) -> None:
+        """Let the one that serves forget what it has listed, as it does on SIGHUP (https://rclone.org/commands/rclone_mount/#vfs-directory-cache)."""
+        if self._serving is not None:
+            process, up_s = self._serving
+            time.sleep(max(0.0, up_s + _HANDLES_SIGNALS_S - time.monotonic()))
+            process.send_signal(signal.SIGHUP)
+            time.sleep(_FORGETS_S)
 
     def kill(self) -> None:
         """End all of them."""
@@ -174,7 +189,9 @@ def main() -> int:
     programs, ended, logs = _Programs(order), threading.Event(), list[_Log]()
 
     def watch_input() -> None:
-        sys.stdin.read()
+        while sys.stdin.readline():
+            programs.refresh()
+            _answer({"refreshed": True})
         for log in logs:
             log.end()
         ended.set()
@@ -221,6 +238,7 @@ def _mount(order: dict[str, Any], programs: _Programs, logs: list[_Log]) -> str:
         _read_first(path, file, source)
     except OSError as error:
         raise _failure(source, log.last()) from error
+    programs.serves(process)
     return os.path.join(path, file) if file else path
 
 

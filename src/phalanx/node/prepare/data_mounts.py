@@ -123,6 +123,7 @@ class DataMounts:
                     mount = self._mounts[key] = SharedMount(*self._new_folders(member.account))
                 assert mount is not None
                 mount.users += 1
+                is_old = mount.tried.is_set()  # else what it lists is newer than this job
             if made:
                 try:
                     took_s = mount.start(self._order(member, source, variables), member.cancelled)
@@ -138,6 +139,8 @@ class DataMounts:
                 if member.cancelled.is_set():
                     self._leave(key, mount)
                     raise PreparationFailed("the job was stopped during preparation", charge=False)
+            if is_old and mount.path:
+                mount.refresh()
             if mount.path and not mount.broken:
                 return mount, "mounted already for another job, 0 bytes to copy; they share its cache"
             self._leave(key, mount)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from phalanx.node.processes.file_limits import wait_readable
 _MAIN: Final = (sys.executable, "-I", "-m", "phalanx.node.data.mount_main")
 _POLL_S: Final = 0.2
 _END_LIMIT_S: Final = 10.0
+_REFRESH_LIMIT_S: Final = 5.0  # a hang guard
 _ANSWER_CHARACTERS_MAX: Final = 1 << 16
 _LINE_CHARACTERS_MAX: Final = 4096
 
@@ -44,6 +46,8 @@ class SharedMount:
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
         self._logs: list[tuple[str, int]] = []
+        self._answered = threading.Condition()
+        self._asked = self._refreshed = 0
 
     def start(self, order: dict[str, Any], cancelled: threading.Event) -> float:
         """Mount it as the order says (see `mount_main`); returns the seconds that it took.
@@ -97,6 +101,26 @@ class SharedMount:
                 self._logs.remove(entry)
             os.close(output)
 
+    def refresh(self) -> None:
+        """Let it show what the store has now, and not what it had when the job before looked. One that has ended is left as it is."""
+        until_s = time.monotonic() + _REFRESH_LIMIT_S
+        with self._answered:
+            wanted = (
+                self._asked + 1
+            )  # one on its way may have come before what this job must see; many jobs share the next
+            while self._refreshed < wanted and not self.broken and (left_s := until_s - time.monotonic()) > 0:
+                if self._asked == self._refreshed:
+                    self._asked += 1
+                    self._ask_refresh()
+                self._answered.wait(left_s)
+
+    def _ask_refresh(self) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+
     def end(self) -> None:
         """Close the program's input, upon which it unmounts and ends; kill it if it does not. Idempotent."""
         process = self._process
@@ -113,12 +137,17 @@ class SharedMount:
         remove_tree(self._cache)
 
     def _watch(self) -> None:
-        """Wait for the line that says that rclone ended, or for the program's end."""
+        """Take its answers, until the line that says that rclone ended, or the program's end."""
         assert self._process is not None
         assert self._process.stdout is not None
         with self._process.stdout as answers:
-            answers.readline(_ANSWER_CHARACTERS_MAX)
-        self.broken = True
+            while answers.readline(_ANSWER_CHARACTERS_MAX).startswith('{"refreshed"'):
+                with self._answered:
+                    self._refreshed = self._asked
+                    self._answered.notify_all()
+        with self._answered:
+            self.broken = True
+            self._answered.notify_all()
 
     def _pass_on(self) -> None:
         assert self._process is not None
