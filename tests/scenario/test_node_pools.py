@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,7 @@ from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.job import WaitReasonCode
+from phalanx.core.work.job_file.data_sources import DataMode
 from phalanx.core.work.queue import Project, Queue
 from tests.builders import T, job, make_node, queue, spec
 
@@ -306,6 +308,29 @@ def test_a_job_that_waits_for_another_model_of_a_pool_is_told_which():
     )
 
 
+NO_RCLONE = "rclone is not installed"
+MOUNTS: dict[str, Any] = {"data": (("train", "s3://b/train"),), "data_mode": DataMode.MOUNT}
+
+
+def test_a_pool_whose_nodes_cannot_mount_is_not_ordered_from_for_jobs_that_mount_until_it_is_set_again():
+    steps = Steps()
+    steps.step(PutNodePool(pool=pool()), steps.submit(1, **MOUNTS))
+    steps.step(steps.told(ProviderOutcome.STARTED, "p-0"))
+    hello = steps.hello("p-0")
+    steps.step(replace(hello, node=replace(hello.node, mounts_error=NO_RCLONE)))
+    for _ in range(20):
+        steps.step(after_s=60.0)
+    assert list(steps.tokens) == ["p-0"]  # else one node after the other would be paid for, and idle
+    (waits,) = steps.controller.waits.values()
+    assert (waits.reason, waits.detail) == (
+        WaitReasonCode.NEVER,
+        f"too few nodes that fit can mount object stores; it cannot use nodes of pool p, p-0 ({NO_RCLONE})",
+    )
+    steps.step(PutNodePool(pool=pool()))
+    steps.step()
+    assert len(steps.tokens) == 2
+
+
 # ---- the life -------------------------------------------------------------------------------------------------------
 
 
@@ -383,9 +408,9 @@ class Steps:
             node_id=NodeId(name), token=token or self.tokens[NodeId(name)], outcome=outcome, why=why
         )
 
-    def submit(self, nodes):
+    def submit(self, nodes, **more):
         return SubmitJob(
-            spec=spec("gang", gpus=parse_gpus(f"{nodes}x8")),
+            spec=spec("gang", gpus=parse_gpus(f"{nodes}x8"), **more),
             user=UserId("ada"),
             project=ProjectId("gpt"),
             queue=QueueId("default"),

@@ -71,6 +71,7 @@ def put_pool(context: StepContext, request: PutNodePool) -> NodePool:
             )
         pool = replace(
             known,
+            template=replace(known.template, mounts_error=""),  # its image may be mended
             min_nodes=pool.min_nodes,
             max_nodes=pool.max_nodes,
             price_per_h=pool.price_per_h,
@@ -224,10 +225,13 @@ class PoolKeeper:
         for listed in context.machine_lists:
             for member, why in self.sweep.compare(context, listed):
                 _give_up(context, member, why)
+        templates = {pool.id: pool.template for pool in world.node_pools.values()}
         for member in sorted(world.pool_nodes.values(), key=lambda member: member.id):
             _advance(context, member, boot_s - self.since_s.get(_phase(member), boot_s))
         for wanted in plan.wanted:
-            _order(context, wanted)
+            # What a node turned out to be in this step, the plan did not know.
+            if templates[wanted.pool] == world.node_pools[wanted.pool].template:
+                _order(context, wanted)
         if plan.needed is not None:
             self._release_idle(context, plan.needed)
         for pool in list(world.node_pools.values()):
@@ -357,7 +361,8 @@ def _advance(context: StepContext, member: PoolNode, waited_s: float) -> None:
     if after.state is PoolNodeState.UP and node is not None:
         if member.state in COMING_STATES:
             pool = pool.after_boot(waited_s)
-        proved = replace(pool, failures=0, failure="", retry_at_s=0.0, template=template_like(pool.template, node))
+        template = replace(template_like(pool.template, node), mounts_error=node.mounts_error)
+        proved = replace(pool, failures=0, failure="", retry_at_s=0.0, template=template)
         if proved != world.node_pools[member.pool]:
             context.change.put(proved)
 

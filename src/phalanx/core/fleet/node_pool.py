@@ -108,6 +108,7 @@ class NodeTemplate:
         offers: the ways to get such a node, in the order in which they are tried; empty if there is only one.
         listed: the provider lists its machines, and the sweeper compares them with the records.
         apart: its nodes share no fast network with others: those of one pool and zone are a site of their own.
+        mounts_error: why its nodes cannot mount object stores, as the last of them said that came up; until the pool is set again.
     """
 
     text: str
@@ -117,6 +118,7 @@ class NodeTemplate:
     offers: tuple[NodeOffer, ...] = ()
     listed: bool = False
     apart: bool = False
+    mounts_error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,6 +421,7 @@ def template_node(pool: NodePool, node_id: NodeId, offer: str = "") -> Node:
         memory_bytes=pool.template.memory_bytes,
         state=NodeState.UP,
         labels=pool.labels_of(offer or pool.offers[0].text),
+        mounts_error=pool.template.mounts_error,
     )
 
 

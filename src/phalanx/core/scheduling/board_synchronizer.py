@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from phalanx.core.fleet.node import ForeignUsage, Node
-from phalanx.core.fleet.node_pool import NodePool, PoolNode
+from phalanx.core.fleet.node_pool import NodePool, NodeTemplate, PoolNode
 from phalanx.core.ids import JobId, NodeId, PoolId, QueueId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_builder import ClusterSnapshot, apply_foreign_usage, build_board
@@ -110,7 +110,7 @@ class BoardSynchronizer:
         self._awaited_nodes = ""
         self._judged_until_s = INFINITE
         self._queues: Mapping[QueueId, Queue] = {}
-        self._pool_sizes: dict[PoolId, int] = {}
+        self._known_pools: dict[PoolId, tuple[int, NodeTemplate]] = {}
         self.order_rules: OrderRules[Any] | None = None
         self._rented = RentedNodes()
 
@@ -132,7 +132,7 @@ class BoardSynchronizer:
                 case Queue() | Reservation() | Licence():
                     self.stale = True
                 case NodePool():
-                    self.stale = self.stale or self._pool_sizes.get(record.id) != _pool_size(record)
+                    self.stale = self.stale or self._known_pools.get(record.id) != _nodes_of_pool(record)
                     rented = True
                 case PoolNode():
                     rented = True
@@ -161,7 +161,7 @@ class BoardSynchronizer:
         self._awaited_nodes = snapshot.awaited_nodes
         self._asleep = {job_id for job_id, attempt in snapshot.attempts.items() if attempt.gave_devices_back}
         self._queues = snapshot.queues
-        self._pool_sizes = {pool.id: _pool_size(pool) for pool in snapshot.node_pools.values()}
+        self._known_pools = {pool.id: _nodes_of_pool(pool) for pool in snapshot.node_pools.values()}
         self.fleet_index = index_fleet(snapshot.nodes)
         self.speeds.set_models(self.fleet_index.device_models)
         self._seen_nodes = dict(snapshot.nodes)
@@ -574,6 +574,6 @@ class BoardSynchronizer:
         return klass
 
 
-def _pool_size(pool: NodePool) -> int:
-    """The nodes that a pool can have: if they change, waiting jobs are judged again."""
-    return 0 if pool.removing else pool.most_nodes
+def _nodes_of_pool(pool: NodePool) -> tuple[int, NodeTemplate]:
+    """How many nodes a pool can have, and which: if that changes, waiting jobs are judged again."""
+    return 0 if pool.removing else pool.most_nodes, pool.template

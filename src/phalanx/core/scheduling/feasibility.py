@@ -206,10 +206,11 @@ class FeasibilityChecker:
 
     def __init__(self, cluster: ClusterLimits, now_s: float, node_kinds: NodeKinds | None = None) -> None:
         self._nodes = dict(sorted(cluster.nodes.items()))  # messages must not depend on the order of the nodes
-        self._unmountable = unmountable_nodes(self._nodes.values())
         pools, members = list(cluster.node_pools.values()), dict(cluster.pool_nodes)
         self._pooled = {node.id: (pool, node) for pool, node in startable_nodes(pools, members, self._nodes)}
         self._mixed_kinds = list(mixed_kinds(pools, members, self._nodes))
+        coming = [node for _, node in self._pooled.values()] + [node for *_, own in self._mixed_kinds for node in own]
+        self._unmountable = unmountable_nodes((*self._nodes.values(), *coming))
         capped = (pool.id for pool in pools if pool.max_nodes and not (pool.removing or pool.most_nodes))
         self._capped = sorted(capped)
         self._queues = dict(cluster.queues)
@@ -450,13 +451,20 @@ class FeasibilityChecker:
         shapes = self._shapes(without, chosen, _Scope.RETURNING)
         if not self._unmountable or not request.mounts or isinstance(shapes, NeverFits):
             return None
+        known = {name: node for name, node in self._nodes.items() if name in self._unmountable}
+        for pool, node in self._pooled.values():
+            if node.id in self._unmountable and chosen.admits(node.id):
+                known[NodeId(f"nodes of pool {pool.id}")] = replace(node, id=NodeId(f"nodes of pool {pool.id}"))
         nodes = [
-            self._nodes[name]
-            for name in sorted(self._unmountable)
-            if chosen.admits(name) and could_hold_part(shapes, _restored(self._nodes[name]))
+            node
+            for name, node in sorted(known.items())
+            if chosen.admits(node.id) and could_hold_part(shapes, _restored(node))
         ]
         detail = f"too few nodes that fit can mount object stores; it cannot use {unmountable_text(nodes)}"
-        return _never("mounts", detail, "copy the data (mode: stage), or mend the nodes and restart their supervisors")
+        pooled = " (of a pool: mend the image, then remove the pool and add it again)" if self._pooled else ""
+        return _never(
+            "mounts", detail, f"copy the data (mode: stage), or mend the nodes and restart their supervisors{pooled}"
+        )
 
     def _outlook_on_mixed_pools(self, request: FeasibilityRequest, chosen: NodeFilter) -> Feasibility | None:
         """The outlook if the nodes of a pool whose nodes are of several kinds were all of one; None if that does not help."""
