@@ -48,16 +48,24 @@ def running_attempt(services: HeadServices, job: Job, node_rank: int, *, needed_
     return attempt
 
 
-def check_while_running(services: HeadServices, attempt: Attempt, check: Callable[[], None]) -> Callable[[], None]:
+def check_while_running(
+    services: HeadServices,
+    attempt: Attempt,
+    check: Callable[[], None],
+    is_reported: Callable[[], bool] = lambda: False,
+) -> Callable[[], None]:
     """Return a check to repeat while a session is open: `check`, and that the attempt has not ended.
 
     A node reports the end of each command by itself. One that died, or whose network is lost, does not: without this, the session hangs.
+    Once the end `is_reported`, only the rest of the output is on its way to the user, which may take long.
     """
     ended_s: float | None = None
 
     def run() -> None:
         nonlocal ended_s
         check()
+        if is_reported():
+            return
         newest = services.store.attempts(attempt.job_id)[-1:]
         if newest and newest[0].epoch == attempt.epoch and newest[0].state is not AttemptState.ENDED:
             return

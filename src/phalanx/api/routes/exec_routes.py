@@ -50,7 +50,8 @@ async def run_exec(websocket: WebSocket) -> None:
     still()
     session = start_exec(runtime, caller.user, attempt, body)
     try:
-        await ExecRelay(runtime, websocket, session, check_while_running(services, attempt, still)).run()
+        check = check_while_running(services, attempt, still, lambda: session.ended)
+        await ExecRelay(runtime, websocket, session, check).run()
     finally:
         runtime.sessions.remove(session)
 
