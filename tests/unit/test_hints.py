@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from string import Formatter
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -16,7 +17,7 @@ from phalanx.api.http.errors import error_response
 from phalanx.cli.errors import print_error
 from phalanx.cli.jobs.show import _history
 from phalanx.cli.jobs.why import with_commands
-from phalanx.cli.root import COMMANDS
+from phalanx.cli.root import COMMANDS, main
 from phalanx.cli.root import phalanx as root
 from phalanx.cli.terminal import Terminal
 from phalanx.client.connection.transport import error_from_reply
@@ -184,3 +185,10 @@ def test_changes_that_start_a_job_are_shown_with_their_commands():
 def test_hint_without_a_known_code_is_its_text(code, arguments):
     assert parse_hint("look there", code, arguments) == "look there"
     assert not isinstance(parse_hint("look there", code, arguments), Hint)
+
+
+def test_a_pool_that_exists_is_not_changed_by_a_command_that_does_not_exist(monkeypatch, capsys):
+    head = SimpleNamespace(pools=lambda: [SimpleNamespace(id="burst")])
+    monkeypatch.setattr("phalanx.cli.cluster.pools.connect", lambda: head)
+    assert main(["pools", "add", "burst", "--provider", "virtual", "--node", "1", "--max", "1", "--price", "1/h"])
+    assert "pool burst exists already (remove it first: phalanx pools remove burst)" in capsys.readouterr().err

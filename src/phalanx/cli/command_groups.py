@@ -75,14 +75,14 @@ def check_exists(kind: str, name: str, known: Iterable[str]) -> None:
         raise BadRequest(f"no {kind} {name!r}", hint=hint)
 
 
-def check_new(kind: str, name: str, known: Iterable[str]) -> None:
-    """Check that a user, project or queue does not exist yet.
+def check_new(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
+    """Check that a user, project, queue or pool does not exist yet. `hint`: where no command changes one.
 
     Raises:
         Conflict: it does.
     """
     if name in known:
-        raise Conflict(f"{kind} {name} exists already", hint=f"change it with phalanx {kind}s set {name}")
+        raise Conflict(f"{kind} {name} exists already", hint=hint or f"change it with phalanx {kind}s set {name}")
 
 
 def split_options(command: click.Command, ctx: click.Context, words: list[str]) -> tuple[list[str], list[str]]:

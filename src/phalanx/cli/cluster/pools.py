@@ -98,7 +98,7 @@ def add(
     if bool(node) == bool(kinds):
         raise BadRequest("say what each node has, either by --node or by --type", hint="--node 1xh100:8")
     head = connect()
-    check_new("pool", name, (pool.id for pool in head.pools()))
+    check_new("pool", name, (pool.id for pool in head.pools()), hint=f"remove it first: phalanx pools remove {name}")
     pool = head.put_pool(
         name,
         provider=provider,
