@@ -136,7 +136,9 @@ class FakeNodes:
     def _ready(self, name: str, status: str, reason: str) -> None:
         with contextlib.suppress(Refused):
             node = self.store.get(NODES, "", name)
-            held: Item = next((one for one in node["status"].get("conditions", []) if one["type"] == "Ready"), {})
+            held: Item = next(
+                (one for one in node.get("status", {}).get("conditions", []) if one["type"] == "Ready"), {}
+            )
             if held.get("status") != status:
                 set_condition(
                     node, "Ready", status, reason, "Kubelet stopped posting node status." if status != "True" else ""
@@ -185,7 +187,10 @@ class FakeNodes:
 
     def _problem(self, item: Item, node: Item, pods: list[Item]) -> str:
         spec, name = item["spec"], node["metadata"]["name"]
-        if next(one["status"] for one in node["status"]["conditions"] if one["type"] == "Ready") != "True":
+        conditions = node.get("status", {}).get(
+            "conditions", ()
+        )  # none yet between the making of a node and its first report
+        if not any(one["type"] == "Ready" and one["status"] == "True" for one in conditions):
             return "node(s) were not ready"
         if node["spec"].get("unschedulable"):
             return "node(s) were unschedulable"
