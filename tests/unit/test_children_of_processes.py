@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,17 +12,26 @@ import pytest
 
 from phalanx.node.processes import proctable
 
-_TREE = "import subprocess, sys; one = subprocess.Popen(['sleep', '60']); two = subprocess.Popen(['sh', '-c', 'sleep 60; :']); print(one.pid, two.pid, flush=True); sys.stdin.read(); one.kill(); two.kill()"
+_TREE = """
+import subprocess, sys
+one = subprocess.Popen(["sleep", "60"])
+two = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE)
+print(one.pid, two.pid, int(two.stdout.readline()), flush=True)
+sys.stdin.read()
+one.kill()
+two.kill()
+"""
 
 
 def test_finds_children_of_every_thread_and_their_children() -> None:
     with subprocess.Popen([sys.executable, "-c", _TREE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
-        parent.stdout.readline()
-        below = proctable.read_below([parent.pid])
-        assert set(below) == proctable.descendants(proctable.read_table(), [parent.pid])
-        assert len(below) >= 2
-        assert parent.pid not in below
+        one, two, grandchild = (int(word) for word in parent.stdout.readline().split())
+        try:
+            below = proctable.read_below([parent.pid])
+            assert set(below) == proctable.descendants(proctable.read_table(), [parent.pid]) == {one, two, grandchild}
+        finally:
+            os.kill(grandchild, signal.SIGKILL)  # it outlives its parent
 
 
 def test_child_of_a_thread_that_is_not_the_first_is_found() -> None:
