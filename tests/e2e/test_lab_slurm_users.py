@@ -62,7 +62,7 @@ def alice(books):
 
 @pytest.fixture
 def bob(books):
-    with at_home(Person(books.lab, "bob", 7700)) as person:
+    with at_home(Person(books.lab, "bob", 7800)) as person:
         yield person
 
 
@@ -197,7 +197,7 @@ def over(slurm, job):
 
 
 def test_an_account_that_slurm_does_not_know_is_refused_before_anything_starts(bob):
-    said = bob(f"up --engine slurm --listen {bob.lab.host('h0').address} --port 7700 --account chemistry")
+    said = bob(f"up --engine slurm --listen {bob.lab.host('h0').address} --port 7800 --account chemistry")
     assert said.count("\n") == 1, said
     assert "Slurm accepts no jobs of bob with --account=chemistry: Invalid account" in said
     assert bob.sh("ls -A ~") == ""
