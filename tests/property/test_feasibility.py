@@ -9,13 +9,9 @@ from hypothesis import strategies as st
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Cordon, Node, NodeState
 from phalanx.core.ids import NodeId, QueueId, ReservationId, UserId
-from phalanx.core.scheduling.feasibility import (
-    NODE_RETURNS_WITHIN_S,
-    POSSIBLE,
-    FeasibilityCache,
-    FeasibilityChecker,
-    Outlook,
-)
+from phalanx.core.scheduling.feasibility.answer import POSSIBLE, Outlook
+from phalanx.core.scheduling.feasibility.cache import FeasibilityCache
+from phalanx.core.scheduling.feasibility.checker import NODE_RETURNS_WITHIN_S, FeasibilityChecker
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.units import GIB

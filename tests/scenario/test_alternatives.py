@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.scheduling.feasibility import FeasibilityChecker, Outlook
+from phalanx.core.scheduling.feasibility.answer import Outlook
+from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.snapshot import Usage
 from phalanx.core.work.job import WaitReasonCode

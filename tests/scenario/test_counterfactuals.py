@@ -13,13 +13,13 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import Epoch
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
-from phalanx.core.scheduling.hazard_table import SimilarJobs
+from phalanx.core.scheduling.estimates.hazard_table import SimilarJobs
+from phalanx.core.scheduling.estimates.run_time_prediction import RunTimePredictor, traits_of
 from phalanx.core.scheduling.outlook.counterfactuals import CounterfactualSearch
 from phalanx.core.scheduling.outlook.forecast import Forecast
 from phalanx.core.scheduling.outlook.what_if import plan_snapshot, trim_snapshot, what_if
 from phalanx.core.scheduling.policies import PolicyParameters
 from phalanx.core.scheduling.policy import Policy
-from phalanx.core.scheduling.run_time_prediction import RunTimePredictor, traits_of
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.snapshot import Snapshot

@@ -11,7 +11,8 @@ from phalanx.core.errors import BadRequest, Conflict, NotFound
 from phalanx.core.ids import NodeId, UserId
 from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.resources import extras_of
-from phalanx.core.scheduling.feasibility import FeasibilityChecker, Outlook
+from phalanx.core.scheduling.feasibility.answer import Outlook
+from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker
 from phalanx.core.state.events import PutLicence, RemoveLicence
 from phalanx.core.state.plan import Placement
 from phalanx.core.units import GIB

@@ -23,7 +23,8 @@ from phalanx.core.fleet.node_pool import (
     next_life,
 )
 from phalanx.core.ids import JobId, NodeId, PoolId, ProjectId, QueueId, UserId
-from phalanx.core.scheduling.feasibility import FeasibilityChecker, Outlook
+from phalanx.core.scheduling.feasibility.answer import Outlook
+from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker
 from phalanx.core.scheduling.node_demand import JOBS_SEEN_MAX, node_demand
 from phalanx.core.state.commands import ProviderAction
 from phalanx.core.state.events import PutNodePool, PutProject, PutQueue, RemoveNodePool, SubmitJob, UncordonNode

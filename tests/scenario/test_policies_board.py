@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import DecisionKind, JobEntry
-from phalanx.core.scheduling.hazard_table import HazardTable
+from phalanx.core.scheduling.estimates.hazard_table import HazardTable
 from phalanx.core.scheduling.policies import POLICIES, PolicyParameters, policy_named
 from phalanx.core.scheduling.policies.default import DefaultPolicy
 from phalanx.core.scheduling.policies.reserved_share import ReservedShare, unserved_s

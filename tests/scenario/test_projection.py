@@ -7,10 +7,10 @@ import random
 
 import pytest
 
+from phalanx.core.scheduling.estimates.run_time_prediction import RunTimePredictor
 from phalanx.core.scheduling.outlook.forecast import Forecast
 from phalanx.core.scheduling.outlook.projection import HORIZON_MAX_S, FleetProjection
 from phalanx.core.scheduling.outlook.what_if import what_if
-from phalanx.core.scheduling.run_time_prediction import RunTimePredictor
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.work.queue import Queue

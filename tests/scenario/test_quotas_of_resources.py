@@ -6,7 +6,7 @@
 import pytest
 
 from phalanx.core.resources import Resources
-from phalanx.core.scheduling.feasibility import FeasibilityChecker
+from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker
 from phalanx.core.units import GIB
 from phalanx.core.work.quotas.quota_tree import QuotaTree
 from tests.builders import T, job, lined, make_fleet, plan_of, queue

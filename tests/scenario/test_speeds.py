@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.core.errors import BadFile
 from phalanx.core.ids import Epoch
-from phalanx.core.scheduling.device_speeds import SpeedEvidence, SpeedFacts, SpeedSource, by_table, combined
+from phalanx.core.scheduling.estimates.device_speeds import SpeedEvidence, SpeedFacts, SpeedSource, by_table, combined
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.work.job_file.request import spec_from_mapping

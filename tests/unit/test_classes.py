@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.core.scheduling import job_classes
-from phalanx.core.scheduling.hazard_table import HazardTable
+from phalanx.core.scheduling.estimates.hazard_table import HazardTable
 from phalanx.core.scheduling.job_classes import JobClassRegistry
 from tests.builders import job
 

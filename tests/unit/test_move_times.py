@@ -5,7 +5,7 @@ import pytest
 from phalanx.core.ids import QueueId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import NEVER_S, JobEntry
-from phalanx.core.scheduling.move_times import LOSS_MAX_S, MoveTimes
+from phalanx.core.scheduling.estimates.move_times import LOSS_MAX_S, MoveTimes
 from phalanx.core.work.queue import Queue, min_stay_s
 
 RESTART = 60.0

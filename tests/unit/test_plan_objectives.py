@@ -7,8 +7,6 @@ from random import Random
 
 import pytest
 
-from phalanx.cli.plan.answer import plan_answer
-from phalanx.cli.plan.job_plan import _DEFAULTS
 from phalanx.cli.root import main
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.gpus import parse_gpus
@@ -25,6 +23,8 @@ from phalanx.planner.search.request import LayoutRequest
 from phalanx.planner.serving.batch_simulation import untruncated_mean
 from phalanx.planner.serving.rollout import RolloutRequest
 from phalanx.plans.method import method_words, parse_method
+from phalanx.plans.option_words import METHODS
+from tests.planned import planned
 
 EIGHT = TrainingTask(model=parse_model_argument("llama-3-8b"), seq=2048)
 H100S = build_machine(parse_gpus("h100:8"))
@@ -36,10 +36,6 @@ def _own_home(monkeypatch, tmp_path):
     monkeypatch.setenv("PHALANX_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.chdir(tmp_path)
-
-
-def told(model, gpus, **options):
-    return plan_answer({**_DEFAULTS, "fleet": None, "model": model, "gpus": gpus, "top": 5, **options})
 
 
 def memory(layout, **changes):
@@ -135,10 +131,10 @@ def test_a_model_that_one_gpu_cannot_serve_is_written_by_several():
 
 
 def test_memory_is_refused_where_training_fits_but_no_answer_can_be_written():
-    answer = told("llama-3-8b", "rtx-4090:1", method="grpo-qlora")
+    answer = planned("llama-3-8b", "rtx-4090:1", method="grpo-qlora")
     assert not answer.fits
     assert "inference engine" in answer.reason
-    assert told("llama-3-8b", "rtx-4090:1", method="qlora").fits
+    assert planned("llama-3-8b", "rtx-4090:1", method="qlora").fits
     for more in answer.alternatives:
         assert "--gpus" in more
         assert (
@@ -176,7 +172,11 @@ def test_published_steps_are_up_to_two_fifths_longer_than_planned(row):
 
 
 def test_every_method_has_a_word_and_words_are_read_back():
-    assert " ".join(method_words()) == "full lora qlora dpo dpo-lora dpo-qlora grpo grpo-lora grpo-qlora"
+    assert (
+        method_words()
+        == METHODS
+        == ("full", "lora", "qlora", "dpo", "dpo-lora", "dpo-qlora", "grpo", "grpo-lora", "grpo-qlora")
+    )
     assert parse_method("DPO_LoRA") == (Objective.DPO, TrainingMethod.LORA)
 
 
@@ -201,7 +201,7 @@ def test_every_method_has_a_word_and_words_are_read_back():
 )
 def test_contradictions_are_refused_in_one_line(options, message):
     with pytest.raises(BadRequest) as refused:
-        told("qwen3-0.6b", "h100:8", **options)
+        planned("qwen3-0.6b", "h100:8", **options)
     assert message in refused.value.message
     assert "\n" not in refused.value.message
     assert len(refused.value.message) < 300
@@ -225,7 +225,7 @@ def test_options_of_rollouts_need_their_method(words, capsys):
     ],
 )
 def test_extreme_rollouts_are_answered(options):
-    answer = told("qwen3-0.6b", "h100:8", method="grpo", **options)
+    answer = planned("qwen3-0.6b", "h100:8", method="grpo", **options)
     for one in (*answer.layouts, *answer.losers):
         assert 0.0 < one.step_s.mid < math.inf
 
@@ -233,7 +233,7 @@ def test_extreme_rollouts_are_answered(options):
 @pytest.mark.parametrize("method", ["dpo", "grpo", "dpo-lora", "grpo-qlora"])
 @pytest.mark.parametrize("options", [{}, {"offload": "parameters"}, {"optimizer": "paged-adamw8bit"}])
 def test_every_method_goes_with_optimizers_and_offload(method, options):
-    answer = told("qwen3-0.6b", "2xh100:8", method=method, **options)
+    answer = planned("qwen3-0.6b", "2xh100:8", method=method, **options)
     assert answer.fits
     assert answer.stack == "transformers"
     assert answer.effects[0].option == f"method {method.split('-')[0]}"
@@ -241,16 +241,16 @@ def test_every_method_goes_with_optimizers_and_offload(method, options):
 
 
 def test_mixtures_are_planned_by_the_stack_that_splits_experts():
-    assert told("mixtral-8x7b", "4xh100:8", method="dpo").stack == "megatron-core"
+    assert planned("mixtral-8x7b", "4xh100:8", method="dpo").stack == "megatron-core"
 
 
 def test_a_model_with_few_positions_writes_as_many_tokens():
-    answer = told("gpt2", "h100:1", method="grpo")
+    answer = planned("gpt2", "h100:1", method="grpo")
     assert (answer.seq, answer.rollout.prompt, answer.rollout.answer) == (1024, 128, 448)
 
 
 def test_a_proposed_batch_has_whole_groups():
     options = {"method": "grpo", "group": "5", "global_batch": "5"}
-    answer = told("llama-3-8b", "3xh100:8", **options)
+    answer = planned("llama-3-8b", "3xh100:8", **options)
     assert answer.next_command == "phalanx plan llama-3-8b --gpus 3xh100:8 --group 5 --method grpo --global-batch 120"
-    assert told("llama-3-8b", "3xh100:8", **options | {"global_batch": "120"}).fits
+    assert planned("llama-3-8b", "3xh100:8", **options | {"global_batch": "120"}).fits

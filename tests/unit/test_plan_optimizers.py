@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.cli.plan.answer import plan_answer
-from phalanx.cli.plan.job_plan import _DEFAULTS
 from phalanx.cli.root import main
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.gpus import parse_gpus
@@ -20,6 +18,8 @@ from phalanx.planner.facts.coefficient_table import physics, stacks
 from phalanx.planner.facts.gpus import read_gpus
 from phalanx.planner.facts.machines import build_machine, host_bandwidth
 from phalanx.planner.facts.model_argument import parse_model_argument
+from phalanx.plans.option_words import OFFLOADS, OPTIMIZERS
+from tests.planned import planned
 
 SEVEN = TrainingTask(model=parse_model_argument("llama-2-7b"), seq=4096)
 A100S = build_machine(parse_gpus("a100-80gb:8"))
@@ -34,16 +34,16 @@ def _own_home(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def told(model, gpus, **options):
-    return plan_answer({**_DEFAULTS, "fleet": None, "model": model, "gpus": gpus, "top": 5, **options})
-
-
 def memory(layout, stack=DEEPSPEED, on=A100S, **changes):
     return estimate_memory(replace(SEVEN, **changes), parse_layout(layout), on.gpu, stack)
 
 
 def seconds(layout, stack=DEEPSPEED, on=A100S, **changes):
     return step_time(replace(SEVEN, **changes), parse_layout(layout), on, physics(), stack)
+
+
+def test_the_words_of_the_options_are_those_that_are_planned():
+    assert (tuple(OptimizerKind), tuple(Offload)) == (OPTIMIZERS, OFFLOADS)
 
 
 def test_eight_bits_take_two_bytes_and_a_scale_for_two_moments():
@@ -149,7 +149,7 @@ def test_every_gpu_has_a_host():
 
 
 def test_a_model_that_does_not_fit_trains_from_the_host_on_one_small_gpu(capsys):
-    assert not told("llama-2-7b", "rtx-4090:1", seq="2048", global_batch="16").fits
+    assert not planned("llama-2-7b", "rtx-4090:1", seq="2048", global_batch="16").fits
     words = ["llama-2-7b", "--gpus", "rtx-4090:1", "--seq", "2048", "--global-batch", "16", "--offload", "parameters"]
     assert main(["plan", *words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -191,7 +191,7 @@ def test_the_page_says_what_each_option_saves_and_costs(capsys):
     ],
 )
 def test_names_of_other_programs_are_read(word, kind):
-    answer = told("qwen3-0.6b", "h100:8", optimizer=word)
+    answer = planned("qwen3-0.6b", "h100:8", optimizer=word)
     assert answer.optimizer == kind.value
 
 
@@ -220,7 +220,7 @@ def test_names_of_other_programs_are_read(word, kind):
 )
 def test_contradictions_are_refused_in_one_line(options, message):
     with pytest.raises(BadRequest) as refused:
-        told("qwen3-0.6b", "h100:8", **options)
+        planned("qwen3-0.6b", "h100:8", **options)
     assert message in refused.value.message
     assert "\n" not in refused.value.message
     assert len(refused.value.message) < 300
@@ -229,7 +229,7 @@ def test_contradictions_are_refused_in_one_line(options, message):
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "qwen3-0.6b", "deepseek-v3"])
 @pytest.mark.parametrize("offload", ["optimizer", "parameters"])
 def test_other_kinds_of_models_are_planned_on_the_host_too(model, offload):
-    answer = told(model, "8xh100:8", offload=offload, global_batch="64")
+    answer = planned(model, "8xh100:8", offload=offload, global_batch="64")
     assert answer.stack == "deepspeed"
     for one in (*answer.layouts, *answer.losers):
         assert one.layout.tensor == one.layout.pipeline == one.layout.context == 1
@@ -238,7 +238,7 @@ def test_other_kinds_of_models_are_planned_on_the_host_too(model, offload):
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 def test_adapters_take_their_frozen_weights_from_the_host(method):
-    answer = told("llama-2-7b", "rtx-4090:1", method=method, offload="parameters", seq="1024", global_batch="4")
+    answer = planned("llama-2-7b", "rtx-4090:1", method=method, offload="parameters", seq="1024", global_batch="4")
     assert answer.fits
     assert answer.stack == "transformers"
     assert dict(answer.layouts[0].memory_bytes).get("parameters", 0.0) == 0.0

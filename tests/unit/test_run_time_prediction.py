@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.core.scheduling.run_time_prediction import (
+from phalanx.core.scheduling.estimates.run_time_prediction import (
     ENDS_KEPT_PER_NAME,
     JobTraits,
     RunTimePredictor,

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
-from phalanx.core.scheduling.hazard_table import SimilarJobs
+from phalanx.core.scheduling.estimates.hazard_table import SimilarJobs
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.policies.waiting_lines import ClassOrder, OrderedLines, WaitingLines, ordered
 

@@ -25,7 +25,7 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import NodeTemplate
 from phalanx.core.ids import Epoch, JobId, NodeId, ServiceId, SupervisorId
 from phalanx.core.resources import Resources
-from phalanx.core.scheduling.feasibility import FeasibilityChecker
+from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker
 from phalanx.core.state.events import Request, SubmitJob
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.reports import Report

@@ -73,7 +73,7 @@ def decode_record(payload: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(payload, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadRequest(
-            f"the reply is none of a head of this release: {error}", hint=Hint(HintCode.USE_PRINTED_URL)
+            f"the reply does not come from a head of this release: {error}", hint=Hint(HintCode.USE_PRINTED_URL)
         ) from error
 
 

@@ -50,7 +50,7 @@ from phalanx.core.ids import Epoch, Generation, JobId, SupervisorId
 from phalanx.core.lifecycle.events import ReminderDue, StartOverdue, StopRequested
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.verify import rejection_reason
-from phalanx.core.scheduling.feasibility import FeasibilityCache
+from phalanx.core.scheduling.feasibility.cache import FeasibilityCache
 from phalanx.core.scheduling.outlook.bursting import BurstRules
 from phalanx.core.scheduling.outlook.explanations import WaitReasons
 from phalanx.core.scheduling.scheduler import Scheduler

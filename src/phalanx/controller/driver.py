@@ -34,8 +34,8 @@ from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ServiceId
 from phalanx.core.resources import Resources
-from phalanx.core.scheduling.feasibility import FeasibilityChecker
-from phalanx.core.scheduling.job_speeds import estimate_texts
+from phalanx.core.scheduling.estimates.job_speeds import estimate_texts
+from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker
 from phalanx.core.state.commands import DeleteCheckpoints, LimitPower
 from phalanx.core.state.events import Event, Request, SubmitJob
 from phalanx.core.state.plan import WaitReason

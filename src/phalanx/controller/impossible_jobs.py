@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from phalanx.controller.step_context import StepContext
-from phalanx.core.scheduling.feasibility import FeasibilityChecker, newly_impossible
+from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker, newly_impossible
 from phalanx.core.state.events import ImpossibleJob
 from phalanx.core.state.history import HistoryLine
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from phalanx.core.ids import Epoch, JobId
-from phalanx.core.scheduling.run_time_prediction import (
+from phalanx.core.scheduling.estimates.run_time_prediction import (
     INFORMATIVE_END_STATES,
     JobTraits,
     RunTimePredictor,

@@ -9,7 +9,7 @@ from typing import Any
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.documents import CALIBRATION_ID, FleetDocument
 from phalanx.core.fleet.node import Node
-from phalanx.core.scheduling.device_speeds import NO_FACTS, SpeedFacts
+from phalanx.core.scheduling.estimates.device_speeds import NO_FACTS, SpeedFacts
 from phalanx.core.state.records import CALIBRATIONS
 from phalanx.core.state.world import World
 

@@ -39,7 +39,8 @@ from phalanx.core.recovery.bad_nodes import (
 )
 from phalanx.core.recovery.failure_rate import gang_mtbf_s, node_mtbf_s
 from phalanx.core.recovery.failure_rules import FailureRule
-from phalanx.core.scheduling.feasibility import FeasibilityCache, FeasibilityChecker
+from phalanx.core.scheduling.feasibility.cache import FeasibilityCache
+from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker
 from phalanx.core.state.commands import Command, ProviderCall
 from phalanx.core.state.history import HistoryFacts, HistoryLine
 from phalanx.core.state.relations import UserJobName

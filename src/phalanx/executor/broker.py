@@ -3,7 +3,7 @@
 It takes tasks from the Executor, hands them to its workers, which it forks, and keeps their results. The Executor connects by an exec session
 and the socket `executor.sock` in the attempt's own folder: no port is open. It may leave and come back: work goes on, and results stay in the
 journal. A task whose worker dies runs once more. One thread; standard library only, and it loads no pickle.
-Its start is most of the time to a first result, so that it builds no dataclass: each is compiled anew by every process.
+Its start is most of the time to a first result, so that it builds no dataclass: every process compiles each of them.
 """
 
 from __future__ import annotations

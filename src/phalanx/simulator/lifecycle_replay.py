@@ -13,7 +13,7 @@ from typing import Final
 
 from phalanx.core.errors import NeverFits, PhalanxError
 from phalanx.core.ids import JobId, QueueId, UserId
-from phalanx.core.scheduling.feasibility import feasibility_request
+from phalanx.core.scheduling.feasibility.request import feasibility_request
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import Event, SubmitJob
 from phalanx.core.work.gpus import GpuRequest

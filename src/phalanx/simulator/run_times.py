@@ -1,6 +1,6 @@
 """Sources of run times for policies that use them: the trace itself, the users' time limits, or a forecast from earlier jobs.
 
-The forecast is made once, at submit. It is the median of `core.scheduling.run_time_prediction` over similar jobs that have ended. A trace names no
+The forecast is made once, at submit. It is the median of `core.scheduling.estimates.run_time_prediction` over similar jobs that have ended. A trace names no
 users, so similar jobs have the same virtual cluster and size.
 """
 
@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import UserId
-from phalanx.core.scheduling.run_time_prediction import JobTraits, RunTimePredictor
+from phalanx.core.scheduling.estimates.run_time_prediction import JobTraits, RunTimePredictor
 from phalanx.simulator.trace import TraceJob
 
 _UNKNOWN_S: Final = float("inf")  # no similar job has ended yet: assume the longest

@@ -18,15 +18,13 @@ from phalanx.plans.amounts import (
     format_usd,
 )
 from phalanx.plans.headline import effect_text, headline, interval_text
+from phalanx.plans.option_words import METHODS, OFFLOADS, OPTIMIZERS
 from phalanx.plans.records import LayoutFigures, NamedAmounts, PlanAnswer
 from phalanx.web.charts import ChartPart, key, stacked_bar, strip
 from phalanx.web.document import Viewer, document
 from phalanx.web.fields import choice, text_field
 from phalanx.web.html import Child, Html, element, join, table
 
-METHODS: Final = ("full", "lora", "qlora", "dpo", "dpo-lora", "dpo-qlora", "grpo", "grpo-lora", "grpo-qlora")
-OPTIMIZERS: Final = ("adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit")
-OFFLOADS: Final = ("none", "optimizer", "parameters")
 _NODES_DRAWN: Final = 8
 _LETTERS: Final = {Axis.TENSOR: "T", Axis.CONTEXT: "C", Axis.SHARD: "F", Axis.REPLICATE: "D", Axis.PIPELINE: "P"}
 _SERIES: Final = 8  # colours; further parts repeat them

@@ -40,7 +40,7 @@ _log: Final = logging.getLogger("phalanx.api")
 
 @dataclass(slots=True)
 class RelayStatus:
-    """What the head says of its connection to its relay. `problem`: why there is none; empty while there is one, or without a relay."""
+    """What the head says of its connection to its relay. `problem`: why it has no connection; empty while it has one, or without a relay."""
 
     problem: str = ""
 

@@ -302,7 +302,9 @@ class ProgramApp:
         """After how many seconds the page of a refusal tries again; None if that does not help."""
         if isinstance(error, NothingListens):
             return 2
-        if isinstance(error, Conflict) and target is not None:  # the caller may see the job, which waits or starts anew
+        if (
+            isinstance(error, Conflict) and target is not None
+        ):  # the caller may see the job, which waits or starts again
             job = self._runtime.services.store.job(target.job_id)
             return _AGAIN_S if job is not None and job.state in _LIVE and job.parked_s is None else None
         return _AGAIN_S if error.retry_helps else None

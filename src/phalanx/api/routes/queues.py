@@ -23,7 +23,7 @@ from phalanx.core.fleet.capacity import nodes_resources
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, QueueId
 from phalanx.core.resources import Extras
-from phalanx.core.scheduling.feasibility import FeasibilityChecker, newly_impossible
+from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker, newly_impossible
 from phalanx.core.scheduling.quota import FairShareTree, charge_from_start
 from phalanx.core.state.events import ChangeQueue, ImpossibleJob, PutQueues
 from phalanx.core.state.plan import WaitReason

@@ -26,7 +26,7 @@ from phalanx.api.views.live import live_staging
 from phalanx.controller.read_snapshot import ReadSnapshot
 from phalanx.core.hints import Hint, HintCode, hint_keys
 from phalanx.core.ids import JobId
-from phalanx.core.scheduling.feasibility import FeasibilityChecker
+from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker
 from phalanx.core.scheduling.outlook.bursting import BurstRules
 from phalanx.core.scheduling.outlook.counterfactuals import (
     OPERATOR_CHANGES,

@@ -14,9 +14,8 @@ from phalanx.cli.plan.counted_page import counted_options, print_counted_plan
 from phalanx.cli.plan.serving_options import print_serving_plan, refuse_without_serve, serving_options
 from phalanx.cli.terminal import terminal
 from phalanx.core.errors import BadRequest
+from phalanx.plans.option_words import METHODS, OFFLOADS
 
-METHODS: Final = ("full", "lora", "qlora", "dpo", "dpo-lora", "dpo-qlora", "grpo", "grpo-lora", "grpo-qlora")
-OFFLOADS: Final = ("none", "optimizer", "parameters")
 TOP_DEFAULT: Final = 5
 
 

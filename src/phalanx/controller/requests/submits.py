@@ -19,7 +19,7 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.lifecycle import dependencies
 from phalanx.core.lifecycle.dependencies import JobStates
-from phalanx.core.scheduling.feasibility import feasibility_request
+from phalanx.core.scheduling.feasibility.request import feasibility_request
 from phalanx.core.state.events import SubmitJob
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import IDEMPOTENCY, PROJECTS, SIGN_IN, USERS, Idempotency

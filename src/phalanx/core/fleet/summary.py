@@ -165,7 +165,7 @@ class NodeCapacityKind(NamedTuple):
 class NodeKinds:
     """The kind of each node, computed once for each version of its record. Safe for several threads: a race only repeats work.
 
-    Equal facts are one object, so that nodes are counted by its address: the hash of a kind takes longer than all else.
+    Equal facts are one object, so that nodes are counted by the address of their facts: the hash of a kind takes longer than all else.
     """
 
     __slots__ = ("_facts", "_known")

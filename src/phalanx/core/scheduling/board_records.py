@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from phalanx.core.resources import NO_RESOURCES, Extras, Resources
-from phalanx.core.scheduling.hazard_table import SimilarJobs
+from phalanx.core.scheduling.estimates.hazard_table import SimilarJobs
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.sharing.mig_devices import HeldSlices
 from phalanx.core.scheduling.sharing.shared_devices import SharedDevice

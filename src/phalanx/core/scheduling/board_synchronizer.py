@@ -17,11 +17,11 @@ from phalanx.core.ids import JobId, NodeId, PoolId, QueueId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_builder import ClusterSnapshot, apply_foreign_usage, build_board
 from phalanx.core.scheduling.board_records import NEVER_S, JobClass, JobEntry
-from phalanx.core.scheduling.device_speeds import SpeedFacts
-from phalanx.core.scheduling.feasibility import CLOCK_STEP_S, FeasibilityCache
+from phalanx.core.scheduling.estimates.device_speeds import SpeedFacts
+from phalanx.core.scheduling.estimates.job_speeds import JobSpeeds
+from phalanx.core.scheduling.feasibility.cache import CLOCK_STEP_S, FeasibilityCache
 from phalanx.core.scheduling.fleet_index import FleetIndex, ShapeCache, index_fleet
 from phalanx.core.scheduling.job_classes import JobClassRegistry, WaitingChanges
-from phalanx.core.scheduling.job_speeds import JobSpeeds
 from phalanx.core.scheduling.needs import Need, need_of_attempt, need_of_places
 from phalanx.core.scheduling.node_bitsets import bitset_of
 from phalanx.core.scheduling.order_rules import OrderRules

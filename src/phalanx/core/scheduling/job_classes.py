@@ -10,7 +10,7 @@ from typing import Final
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import ArrayThrottle, JobClass, JobEntry
-from phalanx.core.scheduling.device_speeds import NO_ESTIMATE, SpeedEstimate, fastest_first
+from phalanx.core.scheduling.estimates.device_speeds import NO_ESTIMATE, SpeedEstimate, fastest_first
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.reservation_calendar import ReservationCalendar, reservation_query_of

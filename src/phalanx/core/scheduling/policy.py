@@ -28,8 +28,8 @@ from typing import Final, Self
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import BoardListener, JobEntry, StopReason
-from phalanx.core.scheduling.move_times import MoveTimes
-from phalanx.core.scheduling.run_time_prediction import JobTraits
+from phalanx.core.scheduling.estimates.move_times import MoveTimes
+from phalanx.core.scheduling.estimates.run_time_prediction import JobTraits
 from phalanx.core.work.pace import MeasuredPace
 
 
@@ -88,7 +88,7 @@ class Policy(BoardListener):
         return []
 
     def later_stops(self, entry: JobEntry, now_s: float) -> LaterStops:
-        """The jobs that the waiting job has a right to stop, but not yet. None if it has none, or if they make no room."""
+        """The jobs that the waiting job has a right to stop, but not yet. Empty if it has no right, or if they make no room."""
         del entry, now_s
         return NO_LATER_STOPS
 

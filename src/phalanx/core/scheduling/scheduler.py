@@ -14,8 +14,8 @@ from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board_builder import ClusterSnapshot
 from phalanx.core.scheduling.board_records import Decision, DecisionKind, JobEntry
 from phalanx.core.scheduling.board_synchronizer import INFINITE, BoardSynchronizer
-from phalanx.core.scheduling.device_speeds import SpeedSource
-from phalanx.core.scheduling.feasibility import FeasibilityCache
+from phalanx.core.scheduling.estimates.device_speeds import SpeedSource
+from phalanx.core.scheduling.feasibility.cache import FeasibilityCache
 from phalanx.core.scheduling.node_demand import NodeDemand, demand_period_s, node_demand
 from phalanx.core.scheduling.order_rules import OrderJudge
 from phalanx.core.scheduling.outlook.explanations import WaitReasons, explain_wait, planned_stop_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.scheduling.move_times import GROW_PER_MOVE
+from phalanx.core.scheduling.estimates.move_times import GROW_PER_MOVE
 from phalanx.core.scheduling.policies import POLICIES, PolicyParameters, policy_named
 from phalanx.core.scheduling.policies.default import DefaultPolicy
 from phalanx.core.scheduling.policy import Policy

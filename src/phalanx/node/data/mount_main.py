@@ -2,8 +2,9 @@
 
 Started by `prepare.shared_mount` as the supervisor's account. It reads one line of JSON from its input, mounts the source by a program `rclone`
 that runs under the job's account, and writes one line: {"path": path, "seconds": time} or {"why": text, "charge": bool}. Each further line of its
-input lets rclone forget what it has listed, for a job that joins, and is answered by {"refreshed": true}. If rclone ends later, a last line follows. Errors of rclone go to its error output, for the logs of the jobs. It unmounts, removes the cache and ends when its input ends,
-so no mount outlives its supervisor. If it is killed itself, the kernel kills rclone.
+input lets rclone forget what it has listed, for a job that joins, and is answered by {"refreshed": true}. If rclone ends later, it writes a last
+line, {"ended": code}. Errors of rclone go to its error output, for the logs of the jobs. It unmounts, removes the cache and ends when its input
+ends, so no mount outlives its supervisor. If it is killed itself, the kernel kills rclone.
 """
 
 from __future__ import annotations

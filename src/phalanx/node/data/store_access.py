@@ -142,7 +142,7 @@ def _google_settings(access: GoogleAccess) -> dict[str, str]:
         return {}
     if not access.anonymous:
         return {"base_url": access.endpoint}
-    # Without this obstore asks for a token before it writes, although it is told to sign nothing.
+    # Without this obstore asks for a token before it writes, although `skip_signature` says to sign nothing.
     key = {"gcs_base_url": access.endpoint, "disable_oauth": True, "client_email": "", "private_key": ""}
     return {"base_url": access.endpoint, "service_account_key": json.dumps({**key, "private_key_id": ""})}
 

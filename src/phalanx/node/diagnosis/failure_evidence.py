@@ -30,9 +30,8 @@ def oom_kills() -> int | None:
             text = stat.read()
     except OSError:
         return None
-    _, name, value = text.partition(
-        b"\noom_kill "
-    )  # read before each start: parsing all 150 lines would take longer than reading them
+    # Read before each start: parsing all 150 lines would take longer than reading them.
+    _, name, value = text.partition(b"\noom_kill ")
     return int(value.split(maxsplit=1)[0]) if name else None
 
 

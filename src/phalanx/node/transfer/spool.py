@@ -2,8 +2,8 @@
 
 A stream is one file, addressed by offset; uploads use `read` and report `acked`. The pipes of later generations append to the same
 stream. At its cap a stream gets one marker line; further output is counted, and its last `LAST_BYTES` follow at the end of the stream, since
-they say how a program ended. A full disk is handled like the cap until it has room: each file reserves some space past its end, so that the line about the gap, and the one with its size, always fit. A file is made with its first byte:
-most tasks of a large array print nothing.
+they say how a program ended. A full disk is handled like the cap until it has room: each file reserves some space past its end, so that the
+line about the gap, and the one with its size, always fit. A file is made with its first byte: most tasks of a large array print nothing.
 """
 
 from __future__ import annotations

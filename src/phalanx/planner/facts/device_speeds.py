@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.scheduling.device_speeds import SpeedFacts
+from phalanx.core.scheduling.estimates.device_speeds import SpeedFacts
 from phalanx.planner.calibration.profile import Profile, parse_profile
 from phalanx.planner.facts.gpus import find_gpu
 

@@ -26,7 +26,7 @@ SIMULATED_MAX: Final = 1024
 """Answers of one engine that are simulated; more take proportionally longer."""
 MARGIN_SHARE: Final = 0.05
 """Share of the memory that an engine does not take, beyond what a training does not take."""
-_STEPS: Final = 4.0  # numbers of answers at once that are told apart, for each doubling
+_STEPS: Final = 4.0  # numbers of answers at once that count as different, for each doubling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

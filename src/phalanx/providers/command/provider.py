@@ -1,4 +1,4 @@
-"""Starts and stops machines by a script of the operator, with the verbs `start`, `stop` and `list`, and if it likes `console`: JSON on standard input and output.
+"""Starts and stops machines by a script of the operator, with the verbs `start`, `stop`, `list` and optionally `console`: JSON on its input and output.
 
 Scripts are in the folder `providers` of the head's state folder and are named without a path: who may add pools chooses among them, and can
 run no other program on the head's machine. `docs/pools.md` has the JSON of each verb.

@@ -26,10 +26,10 @@ from phalanx.core.ids import JobId, NodeId, PoolId, ProjectId, QueueId
 from phalanx.core.months import month_of
 from phalanx.core.scheduling.board_builder import ClusterSnapshot
 from phalanx.core.scheduling.board_records import JobEntry, StopReason
+from phalanx.core.scheduling.estimates.run_time_prediction import RunTimePredictor, traits_of
 from phalanx.core.scheduling.node_bitsets import bitset_of
 from phalanx.core.scheduling.outlook.forecast import NEVER, Forecast
 from phalanx.core.scheduling.outlook.what_if import Trial
-from phalanx.core.scheduling.run_time_prediction import RunTimePredictor, traits_of
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.plan import Plan
 from phalanx.core.state.snapshot import Snapshot

@@ -21,7 +21,7 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
 from phalanx.core.resources import GPUS, Resources, quantity_text
 from phalanx.core.scheduling.board_records import JobEntry
-from phalanx.core.scheduling.device_speeds import SpeedSource, speed_ratio_text
+from phalanx.core.scheduling.estimates.device_speeds import SpeedSource, speed_ratio_text
 from phalanx.core.scheduling.outlook.blockers import find_blockers
 from phalanx.core.scheduling.outlook.forecast import Forecast
 from phalanx.core.scheduling.outlook.what_if import Trial, modified_snapshot, what_if

@@ -16,7 +16,7 @@ from phalanx.core.scheduling.board_records import (
     JobEntry,
     StopReason,
 )
-from phalanx.core.scheduling.device_speeds import speed_ratio_text
+from phalanx.core.scheduling.estimates.device_speeds import speed_ratio_text
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.node_filter import unmountable_text

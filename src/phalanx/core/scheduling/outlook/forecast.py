@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from phalanx.core.ids import JobId
 from phalanx.core.resources import GPUS, quantity
 from phalanx.core.scheduling.board_records import JobEntry
+from phalanx.core.scheduling.estimates.run_time_prediction import RunTimePrediction, RunTimePredictor, traits_of
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.outlook.slice_times import slices_free_at_s
 from phalanx.core.scheduling.outlook.what_if import Trial
-from phalanx.core.scheduling.run_time_prediction import RunTimePrediction, RunTimePredictor, traits_of
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, WaitReasonCode

@@ -14,8 +14,9 @@ from typing import Self
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobClass, JobEntry, StopReason
-from phalanx.core.scheduling.hazard_table import HazardTable, SimilarJobs, bin_of
-from phalanx.core.scheduling.move_times import MoveTimes
+from phalanx.core.scheduling.estimates.hazard_table import HazardTable, SimilarJobs, bin_of
+from phalanx.core.scheduling.estimates.move_times import MoveTimes
+from phalanx.core.scheduling.estimates.run_time_prediction import JobTraits
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.policies.device_exchange import DeviceExchange
 from phalanx.core.scheduling.policies.displacement_costs import DisplacementCosts
@@ -28,7 +29,6 @@ from phalanx.core.scheduling.policies.sweep import SweepResults
 from phalanx.core.scheduling.policies.victim_selector import Eviction, VictimSelector
 from phalanx.core.scheduling.policies.waiting_lines import ClassOrder, Line, Order, OrderedLines, WaitingLines, ordered
 from phalanx.core.scheduling.policy import NO_LATER_STOPS, LaterStops, Policy, SpeedSamples
-from phalanx.core.scheduling.run_time_prediction import JobTraits
 from phalanx.core.work.pace import MeasuredPace
 
 INFINITE = float("inf")

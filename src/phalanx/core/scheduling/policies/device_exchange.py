@@ -13,7 +13,7 @@ from typing import Final
 
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry, StopReason
-from phalanx.core.scheduling.move_times import MoveTimes
+from phalanx.core.scheduling.estimates.move_times import MoveTimes
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.policies.victim_selector import Eviction
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
-from phalanx.core.scheduling.hazard_table import EDGES_S, bin_of
-from phalanx.core.scheduling.move_times import MoveTimes
+from phalanx.core.scheduling.estimates.hazard_table import EDGES_S, bin_of
+from phalanx.core.scheduling.estimates.move_times import MoveTimes
 from phalanx.core.scheduling.needs import Need
 
 INFINITE = float("inf")

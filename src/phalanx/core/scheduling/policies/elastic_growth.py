@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry, StopReason
-from phalanx.core.scheduling.move_times import GROW_PER_MOVE, MoveTimes
+from phalanx.core.scheduling.estimates.move_times import GROW_PER_MOVE, MoveTimes
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.policies.victim_selector import VictimSelector
 

@@ -15,8 +15,8 @@ from statistics import median
 from typing import Final
 
 from phalanx.core.ids import Epoch, JobId
+from phalanx.core.scheduling.estimates.run_time_prediction import JobTraits
 from phalanx.core.scheduling.policy import NO_SAMPLES, SpeedSamples
-from phalanx.core.scheduling.run_time_prediction import JobTraits
 from phalanx.core.work.pace import MeasuredPace
 
 NAMES_MAX: Final = 10_000  # as many as have statistics of run times

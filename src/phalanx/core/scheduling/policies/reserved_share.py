@@ -11,7 +11,7 @@ from math import inf
 
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry, sorted_by_submit
-from phalanx.core.scheduling.hazard_table import HazardTable
+from phalanx.core.scheduling.estimates.hazard_table import HazardTable
 from phalanx.core.scheduling.policies.parameters import PolicyParameters
 
 

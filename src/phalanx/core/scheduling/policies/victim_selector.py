@@ -14,7 +14,7 @@ import numpy as np
 
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry, StopReason
-from phalanx.core.scheduling.move_times import MoveTimes
+from phalanx.core.scheduling.estimates.move_times import MoveTimes
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.node_bitsets import bitset_of
 from phalanx.core.scheduling.policies.displacement_costs import INFINITE, DisplacementCosts

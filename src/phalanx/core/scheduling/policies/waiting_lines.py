@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from phalanx.core.scheduling.board_records import JobClass, JobEntry
-from phalanx.core.scheduling.hazard_table import SimilarJobs
+from phalanx.core.scheduling.estimates.hazard_table import SimilarJobs
 
 Line = tuple[
     int, float, float, int, JobEntry

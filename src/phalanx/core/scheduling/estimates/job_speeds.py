@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from phalanx.core.ids import JobId, UserId
-from phalanx.core.scheduling.device_speeds import (
+from phalanx.core.scheduling.estimates.device_speeds import (
     NO_ESTIMATE,
     NO_FACTS,
     SpeedEstimate,
@@ -21,8 +21,8 @@ from phalanx.core.scheduling.device_speeds import (
     combined,
     speed_ratio_text,
 )
+from phalanx.core.scheduling.estimates.run_time_prediction import traits_of
 from phalanx.core.scheduling.policy import Policy, SpeedSamples
-from phalanx.core.scheduling.run_time_prediction import traits_of
 from phalanx.core.work.job import Job
 from phalanx.core.work.pace import MeasuredPace
 

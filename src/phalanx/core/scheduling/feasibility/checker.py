@@ -17,6 +17,7 @@ The rules, each with the name of its limit:
 | budget | it asks for GPUs, and the queue or a queue above has a budget of 0 GPU-hours |
 | borrow | it alone exceeds the quota and borrow limit of its queue or of a queue above |
 | nodes | the nodes that it may use cannot hold it: their number, GPUs, CPUs, memory, models, topology |
+| mounts | it mounts object stores, and of the nodes that could hold it too few can |
 | lend | it alone exceeds its queue's share and what all other queues lend |
 
 Quotas and limits apply to the smallest size of an elastic job. A job with several acceptable models, or
@@ -25,8 +26,8 @@ several alternatives, is possible if one of them is.
 **Nodes.** A node that is DOWN, cordoned or drained, or that has unhealthy devices, may return: it counts unless it has been DOWN for more than
 `NODE_RETURNS_WITHIN_S`. A removed node ("nodes forget") does not count. As long as an engine has not listed all its nodes, and on a fleet
 without any node, no job is impossible for want of nodes. Nodes that do not exist yet but that a provider could start belong in
-`_Scope.RETURNING`: they make a job NOT_NOW. They are like the pool's template, or, if nodes of the pool
-turned out to be of several kinds, all of any one of these.
+`_Scope.RETURNING`: they make a job NOT_NOW. They are like the pool's template, or, if nodes of the pool turned out to be of several kinds, all
+of any one of these.
 
 Called at submit, when queues or nodes change, and by the scheduler for each waiting job. It changes nothing.
 """
@@ -36,7 +37,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol
 
 from phalanx.core.errors import NeverFits
@@ -45,8 +46,10 @@ from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.node_pool import NodePool, PoolNode, mixed_kinds, startable_nodes
 from phalanx.core.fleet.summary import FleetSummary, NodeKinds, summary_of
 from phalanx.core.hints import Hint, HintCode
-from phalanx.core.ids import NodeId, PoolId, QueueId, ReservationId, UserId
+from phalanx.core.ids import NodeId, PoolId, QueueId, ReservationId
 from phalanx.core.resources import GPUS, NO_RESOURCES, Resources, extras_of, quantity, quantity_text
+from phalanx.core.scheduling.feasibility.answer import FROM_BEST, POSSIBLE, Feasibility, Outlook, never, not_now
+from phalanx.core.scheduling.feasibility.request import FeasibilityRequest, feasibility_request
 from phalanx.core.scheduling.node_filter import (
     ALL_NODES,
     NodeFilter,
@@ -54,7 +57,7 @@ from phalanx.core.scheduling.node_filter import (
     unmountable_nodes,
     unmountable_text,
 )
-from phalanx.core.scheduling.shape import Shape, acceptable_shapes, alternatives_text, placement_part
+from phalanx.core.scheduling.shape import Shape, acceptable_shapes, alternatives_text
 from phalanx.core.scheduling.submission import check_topology, could_hold_part
 from phalanx.core.units import format_duration
 from phalanx.core.work.extras import Licence, seats_of
@@ -63,11 +66,9 @@ from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas.quota_tree import FLEET, QuotaDimension, QuotaRefusal, QuotaTree
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.share import gpus_of
-from phalanx.core.work.spec import JobSpec, Role, TopologyConstraint
 
 NODE_RETURNS_WITHIN_S: Final = 30 * 86_400.0  # repairs by a vendor take days to weeks; after a month a node is gone
 OUTLOOKS_KEPT: Final = 4096  # distinct requests for one state of fleet and queues; some hundred bytes each
-CLOCK_STEP_S: Final = 1.0  # NTP corrects smaller steps
 _NAMED_MAX: Final = 3  # nodes named in one sentence
 
 
@@ -77,81 +78,6 @@ class _Scope(enum.Enum):
     NOW = "those that accept work now"
     RETURNING = "these, and those that may accept work again, repaired"
     KNOWN = "all, however long they have been down"
-
-
-class Outlook(enum.StrEnum):
-    """Whether a job can start: see the module."""
-
-    POSSIBLE = "possible"
-    NOT_NOW = "not_now"
-    NEVER = "never"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feasibility:
-    """The outlook of one request.
-
-    Attributes:
-        limit: name of the limit that makes it impossible, as in the module's table; empty unless NEVER.
-        detail: why it is not possible, with the arithmetic; empty for POSSIBLE.
-        hint: what to do next; may be empty.
-        nodes: NOT_NOW: the nodes that could hold a part of it once they accept work again.
-    """
-
-    outlook: Outlook
-    limit: str = ""
-    detail: str = ""
-    hint: str = ""
-    nodes: tuple[NodeId, ...] = ()
-
-    @property
-    def never(self) -> bool:
-        """Whether the job can never start."""
-        return self.outlook is Outlook.NEVER
-
-    def error(self) -> NeverFits:
-        """The refusal of a submit."""
-        return NeverFits(self.detail, hint=self.hint or Hint(HintCode.ALLOW_NEVER))
-
-
-_FROM_BEST: Final = (Outlook.POSSIBLE, Outlook.NOT_NOW, Outlook.NEVER)
-POSSIBLE: Final = Feasibility(outlook=Outlook.POSSIBLE)
-
-
-@dataclass(frozen=True, slots=True)
-class FeasibilityRequest:
-    """The properties of a job that decide; jobs with equal ones have the same outlook. `role` holds only what the job asks of its nodes."""
-
-    role: Role
-    topology: TopologyConstraint
-    nodelist: tuple[NodeId, ...]
-    exclude: tuple[NodeId, ...]
-    reservation: str
-    queue: QueueId
-    user: UserId
-    mounts: bool = False
-
-
-def feasibility_request(spec: JobSpec, queue: QueueId, user: UserId) -> FeasibilityRequest:
-    """The request of a job, submitted or not."""
-    role = spec.role
-    return FeasibilityRequest(
-        Role(
-            gpus=role.gpus,
-            cpus=role.cpus,
-            memory_bytes=role.memory_bytes,
-            extras=role.extras,
-            licences=role.licences,
-            others=tuple(placement_part(one) for one in role.others),
-        ),
-        spec.topology,
-        spec.nodelist,
-        spec.exclude,
-        spec.reservation,
-        queue,
-        user,
-        spec.mounts_stores,
-    )
 
 
 class ClusterLimits(Protocol):
@@ -256,7 +182,7 @@ class FeasibilityChecker:
         """The best outlook of an alternative; if all are impossible, the reason of each."""
         role = request.role
         found = [self.check(replace(request, role=replace(role, gpus=one))) for one in role.gpus.choices]
-        best = min(found, key=lambda one: _FROM_BEST.index(one.outlook))
+        best = min(found, key=lambda one: FROM_BEST.index(one.outlook))
         if not best.never:
             return best
         return replace(
@@ -273,10 +199,10 @@ class FeasibilityChecker:
             return None
         reservation = self._reservations.get(ReservationId(request.reservation))
         if reservation is None:
-            return _never("reservation", f"reservation {request.reservation} has ended")
+            return never("reservation", f"reservation {request.reservation} has ended")
         if reservation.admits(request.user, request.queue):
             return None
-        return _never(
+        return never(
             "reservation",
             f"reservation {reservation.id} is for {reservation.holders_text}, not for {request.user} in queue {request.queue}",
         )
@@ -285,9 +211,9 @@ class FeasibilityChecker:
         for name, seats in request.role.licences:
             licence = self._licences.get(name)
             if licence is None:
-                return _never("licences", f"the job needs {seats} of licence {name}, which does not exist")
+                return never("licences", f"the job needs {seats} of licence {name}, which does not exist")
             if seats > licence.total:
-                return _never(
+                return never(
                     "licences",
                     f"the job needs {seats} of licence {name}; {licence.total} exist{'s' if licence.total == 1 else ''}",
                 )
@@ -333,20 +259,20 @@ class FeasibilityChecker:
         refusal = self._refusal(request)
         if refusal is not None and refusal.reason is WaitReasonCode.USER_LIMIT:
             if refusal.counts_jobs:
-                return _never("users.jobs", f"queue {refusal.queue} allows 0 running jobs a user")
+                return never("users.jobs", f"queue {refusal.queue} allows 0 running jobs a user")
             most_text = quantity_text(refusal.resource, refusal.limit, unit=False)
-            return _never(
+            return never(
                 f"users.{refusal.resource}",
                 f"{refusal.requested_text} asked; queue {refusal.queue} allows {most_text} a user",
                 _less_hint(refusal.resource, int(refusal.limit)),
             )
         for queue in self._path(request.queue) if gpus else ():
             if queue.budget_gpu_h is not None and queue.budget_gpu_h <= 0.0:
-                return _never("budget", f"{_asked(gpus)}; the budget of queue {queue.id} is 0 GPU-hours")
+                return never("budget", f"{_asked(gpus)}; the budget of queue {queue.id} is 0 GPU-hours")
         if refusal is not None and refusal.queue:
             one = self._tree.dimension(refusal.resource)
             most = quantity(one.resource, one.available(self._tree.job_node(request.queue)))
-            return _never(
+            return never(
                 "borrow",
                 f"{refusal.requested_text} asked; queue {request.queue} can get at most {quantity_text(one.resource, most, unit=False)}"
                 f"{self._borrow_text(request, refusal.queue, one)}",
@@ -361,17 +287,17 @@ class FeasibilityChecker:
         if refusal is None:
             if found.outlook is Outlook.POSSIBLE and self._refusal(request, usable) is not None:
                 broken = gpus_of(tree.right[FLEET] - usable.right[FLEET])
-                return _not_now(
+                return not_now(
                     f"{broken} of {gpus_of(tree.right[FLEET])} devices are unhealthy, and other queues keep their quotas"
                 )
             return found
         if self._awaited or not self._nodes:
-            return _not_now(self._awaited) if found.outlook is Outlook.POSSIBLE else found
+            return not_now(self._awaited) if found.outlook is Outlook.POSSIBLE else found
         one = tree.dimension(refusal.resource)
         name, most = one.resource, quantity(one.resource, one.available(tree.job_node(request.queue)))
         whole = quantity_text(name, quantity(name, one.right[FLEET]))
         kept = quantity_text(name, quantity(name, one.right[FLEET] - one.pool[FLEET]), unit=False)
-        return _never(
+        return never(
             "lend",
             f"{refusal.requested_text} asked; queue {request.queue} can get at most {quantity_text(name, most, unit=False)}:"
             f" of {whole}, queues keep {kept} that they do not lend",
@@ -410,12 +336,12 @@ class FeasibilityChecker:
 
     def _fleet_outlook(self, request: FeasibilityRequest) -> Feasibility:
         if not self._nodes and not self._pooled:
-            return _not_now(self._awaited or "no node has joined")
+            return not_now(self._awaited or "no node has joined")
         chosen = self._filter_of(request)
         if not isinstance(self._shapes(request, chosen, _Scope.NOW), NeverFits):
             return POSSIBLE
         if self._awaited:
-            return _not_now(self._awaited)
+            return not_now(self._awaited)
         shapes = self._shapes(request, chosen, _Scope.RETURNING)
         if isinstance(shapes, NeverFits):
             return (
@@ -436,9 +362,9 @@ class FeasibilityChecker:
                 f"{name} (at most {pool.most_nodes} node{'' if pool.most_nodes == 1 else 's'})"
                 for name, pool in sorted(pools.items())
             ]
-            return _not_now(f"needs nodes of pool {_listed(text)}", str(shapes[0]))
+            return not_now(f"needs nodes of pool {_listed(text)}", str(shapes[0]))
         why = _listed([f"{node_id} {reason}" for node_id, reason in away])
-        return replace(_not_now(why, str(shapes[0])), nodes=tuple(node_id for node_id, _ in away))
+        return replace(not_now(why, str(shapes[0])), nodes=tuple(node_id for node_id, _ in away))
 
     def _filter_of(self, request: FeasibilityRequest) -> NodeFilter:
         unmountable = self._unmountable if request.mounts else frozenset[NodeId]()
@@ -446,10 +372,12 @@ class FeasibilityChecker:
 
     def _never_mounts(self, request: FeasibilityRequest) -> Feasibility | None:
         """The refusal of a job that would fit if its nodes could mount object stores; None if that is not the reason."""
+        if not self._unmountable or not request.mounts:
+            return None
         without = replace(request, mounts=False)
         chosen = self._filter_of(without)
         shapes = self._shapes(without, chosen, _Scope.RETURNING)
-        if not self._unmountable or not request.mounts or isinstance(shapes, NeverFits):
+        if isinstance(shapes, NeverFits):
             return None
         known = {name: node for name, node in self._nodes.items() if name in self._unmountable}
         for pool, node in self._pooled.values():
@@ -462,7 +390,7 @@ class FeasibilityChecker:
         ]
         detail = f"too few nodes that fit can mount object stores; it cannot use {unmountable_text(nodes)}"
         pooled = " (of a pool: mend the image, then remove the pool and add it again)" if self._pooled else ""
-        return _never(
+        return never(
             "mounts", detail, f"copy the data (mode: stage), or mend the nodes and restart their supervisors{pooled}"
         )
 
@@ -477,7 +405,7 @@ class FeasibilityChecker:
             if not isinstance(shapes, NeverFits):
                 have = coming[0].devices[0].model if coming[0].devices else "no GPUs"
                 text = f"needs nodes of pool {pool.id} with {have} (at most {len(coming)}); it also has others"
-                return _not_now(text, str(shapes[0]))
+                return not_now(text, str(shapes[0]))
         return None
 
     def _pool_of(self, node_id: NodeId) -> PoolId | None:
@@ -495,7 +423,7 @@ class FeasibilityChecker:
             limit = format_duration(NODE_RETURNS_WITHIN_S)
             detail += f"; it would fit with {_listed(long_down)}, down for more than {limit}"
         detail += "".join(f"; pool {name} orders no node: its cap allows none" for name in self._capped)
-        return _never("nodes", detail, error.hint)
+        return never("nodes", detail, error.hint)
 
     def _shapes(self, request: FeasibilityRequest, chosen: NodeFilter, scope: _Scope) -> tuple[Shape, ...] | NeverFits:
         """The request's shapes on the nodes that it may use, or why there are none."""
@@ -644,18 +572,9 @@ def _no_node(request: FeasibilityRequest, chosen: NodeFilter, nodes: Mapping[Nod
     return NeverFits(f"{chosen.text} has no node that is up or may return", hint=Hint(HintCode.LIST_NODES))
 
 
-def _not_now(why: str, shape: str = "") -> Feasibility:
-    what = f" ({shape})" if shape else ""
-    return Feasibility(outlook=Outlook.NOT_NOW, detail=f"nothing here now can run this{what}: {why}")
-
-
 def _listed(words: Sequence[str]) -> str:
     more = len(words) - _NAMED_MAX
     return ", ".join(words[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
-
-
-def _never(limit: str, detail: str, hint: str = "") -> Feasibility:
-    return Feasibility(outlook=Outlook.NEVER, limit=limit, detail=detail, hint=hint)
 
 
 def _asked(gpus: float) -> str:
@@ -664,43 +583,3 @@ def _asked(gpus: float) -> str:
 
 def _less_hint(resource: str, most: float) -> str:
     return Hint(HintCode.REQUEST_LESS, gpus=int(most)) if resource == GPUS and most > 0 else ""
-
-
-class FeasibilityCache:
-    """The checker of the present state; another one once that has changed.
-
-    A world counts its changes (`capacity_version`). A snapshot does not, so that its owner must call `drop` after a change.
-
-    Attributes:
-        node_kinds: what is known of the nodes; it outlives a checker, since most nodes stay as they are.
-    """
-
-    __slots__ = ("_checker", "_version", "node_kinds")
-
-    def __init__(self) -> None:
-        self.node_kinds = NodeKinds()
-        self._checker: FeasibilityChecker | None = None
-        self._version: int | None = None
-
-    @property
-    def newest(self) -> FeasibilityChecker | None:
-        """The checker used last; None before the first use."""
-        return self._checker
-
-    def checker(self, cluster: ClusterLimits, now_s: float) -> FeasibilityChecker:
-        """The checker of this state at `now_s`, Unix seconds."""
-        found = self._checker
-        # Before its own time, a checker counts nodes as gone that are not: the clock was set back.
-        if (
-            found is None
-            or self._version != cluster.capacity_version
-            or not found.now_s - CLOCK_STEP_S <= now_s < found.valid_until_s
-        ):
-            found = self._checker = FeasibilityChecker(cluster, now_s, self.node_kinds)
-            self._version = cluster.capacity_version
-        return found
-
-    def drop(self) -> None:
-        """The state has changed."""
-        if self._version is None:
-            self._checker = None

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import QueueId, UserId
-from phalanx.core.scheduling.hazard_table import size_of
+from phalanx.core.scheduling.estimates.hazard_table import size_of
 from phalanx.core.work.job import Job, JobState
 
 LOW_QUANTILE, MEDIAN_QUANTILE, HIGH_QUANTILE = 0.1, 0.5, 0.9  # the reported range, in which four of five jobs end

@@ -1,0 +1,1 @@
+"""Whether a job can start now, later or never."""
