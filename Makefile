@@ -29,7 +29,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools ide-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools ray s3-tools cloud-tools mount-tools vllm-tools kubernetes-tools kubectl-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools ssh-tools ide-tools browser-tools prometheus-tools deb image deb-tools mpi-tools modules-tools uv-tools trace-tools compiler-tools ray s3-tools cloud-tools mount-tools vllm-tools kubernetes-tools kubectl-tools test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -145,6 +145,13 @@ trace-tools:
 	  echo "Installing strace: tests look at the order of the head's system calls."; \
 	  $(APT_UPDATE) && $(APT_INSTALL) strace >/dev/null; \
 	else echo "strace is not here, and only root on Debian could install it: the order of system calls is not looked at." >&2; fi
+
+compiler-tools:
+	@command -v cc >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing gcc: the clock of a head is set by a small library in C."; \
+	  $(APT_UPDATE) && $(APT_INSTALL) gcc libc6-dev >/dev/null; \
+	else echo "No C compiler is here, and only root on Debian could install it: no test sets the clock of a head." >&2; fi
 
 # moto's S3 server, against which object stores as sources of data are tested: in an environment of its own, since it brings 30 packages.
 s3-tools:

@@ -306,7 +306,7 @@ SHARDS: tuple[Shard, ...] = (
             "controller",
             "core/fleet",
         ),
-        needs=("s3-tools",),
+        needs=("s3-tools", "compiler-tools"),
     ),
     Shard(
         title="money: the invoice of a simulated month",

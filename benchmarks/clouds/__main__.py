@@ -2,10 +2,10 @@
 
 Pools of a real head order machines over HTTP: through the provider `aws` from moto's server, through `google` and `azure` from servers that answer
 as the references of these clouds say. All have the same faults (`cloud_faults.py`). The head is killed by SIGKILL again and again, at random
-moments and at failpoints of its store. Its wall clock is set by up to eleven hours, forward and back (`head_clock.py`). Pools are removed and added all the while. In the end all are removed. `judge.py` has the verdict:
-`leaked`, `doubled` and `billed_minus_ledger_s`.
+moments and at failpoints of its store. Its wall clock is set by up to eleven hours, forward and back (`head_clock.py`). Pools are removed and
+added all the while. In the end all are removed. `judge.py` has the verdict: `leaked`, `doubled` and `billed_minus_ledger_s`.
 
-Needs `make s3-tools`, botocore, google-auth and a C compiler.
+Needs `make s3-tools compiler-tools`, botocore and google-auth.
 """
 
 from __future__ import annotations

@@ -11,15 +11,8 @@ from pathlib import Path
 from typing import Final
 
 SOURCE: Final = Path(__file__).with_name("wall_clock.c")
-JUMPS_S: Final = (
-    -9 * 3600,
-    -3600,
-    -70,
-    0,
-    45,
-    3600,
-    11 * 3600,
-)  # offsets from the true time; the next is never the present one
+# Offsets from the true time; the next is never the present one.
+JUMPS_S: Final = (-9 * 3600, -3600, -70, 0, 45, 3600, 11 * 3600)
 
 
 class HeadClock:
@@ -28,7 +21,7 @@ class HeadClock:
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("cc")
         if compiler is None:
-            raise SystemExit("a campaign that sets the clock needs a C compiler: apt install gcc, or --jumps 0")
+            raise SystemExit("a campaign that sets the clock needs a C compiler: make compiler-tools, or --jumps 0")
         library, self._file = folder / "wall_clock.so", folder / "offset_s"
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE)], check=True)
         self.environment = {"LD_PRELOAD": str(library), "CAMPAIGN_CLOCK": str(self._file)}

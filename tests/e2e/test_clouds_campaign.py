@@ -1,5 +1,7 @@
 """Instances created under faults while the head is killed: none is left over, none is doubled, and the ledger is the bill."""
 
+import shutil
+
 import pytest
 
 from benchmarks.clouds.__main__ import run
@@ -12,6 +14,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(not MOTO.exists(), reason="moto is not installed: make s3-tools"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is here: make compiler-tools"),
 ]
 
 

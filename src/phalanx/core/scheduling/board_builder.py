@@ -7,30 +7,27 @@ from dataclasses import replace
 from typing import Protocol
 
 from phalanx.core.fleet.capacity import nodes_resources
-from phalanx.core.fleet.node import ForeignUsage, Node
-from phalanx.core.fleet.node_pool import NodePool, PoolNode
-from phalanx.core.ids import JobId, NodeId, PoolId, QueueId, ReservationId
+from phalanx.core.fleet.node import ForeignUsage
+from phalanx.core.ids import JobId, NodeId, QueueId
 from phalanx.core.resources import NO_RESOURCES, Resources, extras_of
 from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.feasibility.checker import ClusterLimits
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.pool import DevicePool
 from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.scheduling.sharing.mig_pool import MigPool
 from phalanx.core.state.snapshot import EMPTY_USAGE, Usage
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.extras import Licence, seats_of
+from phalanx.core.work.extras import seats_of
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue, QueueUsage
-from phalanx.core.work.reservation import Reservation
 
 
-class ClusterSnapshot(Protocol):
+class ClusterSnapshot(ClusterLimits, Protocol):
     """The state as the scheduler reads it: a world, or a snapshot of one. Never modified here."""
 
     @property
     def version(self) -> int: ...  # noqa: D102
-    @property
-    def nodes(self) -> Mapping[NodeId, Node]: ...  # noqa: D102
     @property
     def usage(self) -> Mapping[NodeId, Usage]: ...  # noqa: D102
     @property
@@ -38,23 +35,9 @@ class ClusterSnapshot(Protocol):
     @property
     def attempts(self) -> Mapping[JobId, Attempt]: ...  # noqa: D102
     @property
-    def queues(self) -> Mapping[QueueId, Queue]: ...  # noqa: D102
-    @property
-    def reservations(self) -> Mapping[ReservationId, Reservation]: ...  # noqa: D102
-    @property
     def queue_usage(self) -> Mapping[QueueId, QueueUsage]: ...  # noqa: D102
     @property
-    def awaited_nodes(self) -> str: ...  # noqa: D102
-    @property
-    def node_pools(self) -> Mapping[PoolId, NodePool]: ...  # noqa: D102
-    @property
-    def pool_nodes(self) -> Mapping[NodeId, PoolNode]: ...  # noqa: D102
-    @property
-    def licences(self) -> Mapping[str, Licence]: ...  # noqa: D102
-    @property
     def licence_usage(self) -> Mapping[str, int]: ...  # noqa: D102
-    @property
-    def capacity_version(self) -> int | None: ...  # noqa: D102
 
 
 def free_licences(snapshot: ClusterSnapshot) -> dict[str, int]:
