@@ -279,6 +279,22 @@ def test_same_file_again_changes_nothing(cluster):
         submit(cluster, web(setup="true"))
 
 
+def test_file_that_serves_replaces_no_replica_after_the_rollout_of_another_one_failed(cluster):
+    ready(cluster)
+    old = serving(cluster)
+    for back in ({"one": web()}, {"revision": 1}):
+        update(cluster, web(env=(("A", "1"),)), behaviour=CRASHES)
+        cluster.until(lambda: service(cluster).failure)
+        becomes(cluster, S.READY)
+        newest = service(cluster).last_revision
+        answer = update(cluster, **back)
+        assert (answer.revision, answer.last_revision, answer.failure) == (1, newest, "")
+        cluster.run(60.0)
+        assert (serving(cluster), service(cluster).failure) == (old, "")
+    update(cluster, web(env=(("A", "1"),)))
+    assert service(cluster).revision == 4, "the file that failed is tried again"
+
+
 def test_same_file_with_a_licence_again_changes_nothing(cluster):
     cluster.request(PutLicence(licence=Licence(id="matlab", total=8), by=ADA))
     asked = web(extras="matlab:1")

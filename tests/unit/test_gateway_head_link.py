@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import json
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from phalanx.core.errors import Unreachable
 from phalanx.gateway.head_link import GatewayHead, HeadAway, HeadLink
 from phalanx.gateway.services import ServiceTable
+from phalanx.wire.api.services import ServiceView
 
 NAMES = [f"s{number}" for number in range(7)]
 
@@ -38,6 +40,7 @@ class Heads:
         self.asked_keys = []
         self.urls = []
         self.without_token = False
+        self.changes = []
 
     async def standby(self, _request):
         return web.json_response({"error": {"code": "not_leading"}}, status=503)
@@ -55,6 +58,10 @@ class Heads:
         me = {"user": key, "role": "user", "token_id": "t", "projects": ["p"], "actions": ["submit"]}
         return web.json_response(me)
 
+    async def change(self, request):
+        self.changes.append((request.match_info["name"], await request.json()))
+        return web.json_response({})
+
     def headers(self):
         if self.without_token:
             raise Unreachable("no token")
@@ -71,6 +78,7 @@ class Heads:
         standby.router.add_get("/{any:.*}", self.standby)
         leader.router.add_get("/v1/services", self.services)
         leader.router.add_get("/v1/me", self.me)
+        leader.router.add_patch("/v1/services/{name}", self.change)
         runners = []
         for app in (standby, leader):
             runners.append(web.AppRunner(app, access_log=None))
@@ -105,6 +113,21 @@ def test_all_pages_of_the_list_are_read_from_the_head_that_leads(tmp_path):
             await until(lambda: set(table.services) == set(NAMES))
             assert link.away_s < 60
         assert {one["name"] for one in json.loads(snapshot.read_text())["services"]} == set(NAMES)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(("replicas", "asked"), [("0..4", 1), ("1", 1), ("2..3", 2), ("5", 5)])
+def test_first_replicas_asked_for_are_in_the_range_of_the_service(replicas, asked):
+    async def check():
+        heads = Heads()
+        async with heads.linked() as (link, table):
+            await until(lambda: set(table.services) == set(NAMES))
+            view = msgspec.convert({**service_record("s0"), "replicas": replicas, "desired": 0}, ServiceView)
+            service = table.services["s0"]
+            service.view = view
+            await link.want_replica(service)
+            assert heads.changes == [("s0", {"replicas": asked})]
 
     asyncio.run(check())
 

@@ -208,7 +208,7 @@ class HeadLink:
         if service.view.asleep_wanted >= service.view.desired > 0:
             change: dict[str, int] = {"awake": 1}
         elif service.view.desired == 0:
-            change = {"replicas": 1}
+            change = {"replicas": service.view.first_replicas}
         else:
             return  # one is on its way
         self._woken_s[name] = now_s

@@ -260,7 +260,7 @@ def _ask_for_replica(head: Client, detail: ServiceDetail) -> None:
     """Wake a replica if all sleep, or start the first if none is wanted."""
     service = detail.service
     if service.desired == 0:
-        head.scale_service(service.name, 1)
+        head.scale_service(service.name, service.first_replicas)
     elif service.asleep_wanted >= service.desired:
         head.sleep_service(service.name, awake=1)
 

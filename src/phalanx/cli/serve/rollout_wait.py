@@ -117,7 +117,7 @@ def end_of_wait(detail: ServiceDetail, revision: int) -> tuple[int, str] | None:
             return 0, f"service {service.name} sleeps: revision {revision}; phalanx wake {service.name} wakes it"
         return 0, (
             f"service {service.name} has no replica, as wanted: revision {revision}; "
-            f"a request through the gateway or phalanx serve scale {service.name} 1 starts one"
+            f"a request through the gateway or phalanx serve scale {service.name} {service.first_replicas} starts one"
         )
     if service.state is ServiceState.READY and service.served_revision == revision:
         awake = service.desired - service.asleep_wanted

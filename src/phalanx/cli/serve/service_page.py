@@ -224,6 +224,9 @@ def _next(service: ServiceView) -> str:
         case ServiceState.STOPPED:
             return "phalanx submit FILE"
         case ServiceState.SLEEPING:
-            return f"phalanx wake {service.name}" if service.asleep_wanted else f"phalanx scale {service.name} 1"
+            return (
+                f"phalanx wake {service.name}" if service.asleep_wanted
+                else f"phalanx scale {service.name} {service.first_replicas}"
+            )
         case _:
             return f"phalanx logs {service.name}"

@@ -95,8 +95,8 @@ def update(context: StepContext, request: UpdateService) -> Service:
     service = _live(context, request.service_id)
     number = service.last_revision
     if request.spec is not None:
-        if not service.failure and _is_current(context, service, request.spec):
-            return service
+        if _is_current(context, service, request.spec):  # after a failed rollout too: what serves is what the file asks for
+            return _without_failure(context, service)
         if request.spec.name != service.id:
             raise BadRequest(
                 f"the file names service {request.spec.name}, not {service.id}", hint=f"write name: {service.id}"
@@ -116,8 +116,8 @@ def update(context: StepContext, request: UpdateService) -> Service:
         if number not in _numbers(context, service):
             kept = ", ".join(map(str, _numbers(context, service)))
             raise NotFound(f"service {service.id} has no revision {number}", hint=f"it has: {kept}")
-        if number == service.revision and not service.failure:
-            return service
+        if number == service.revision:
+            return _without_failure(context, service)
     after = replace(
         service,
         revision=number,
@@ -253,6 +253,15 @@ def _stop(context: StepContext, service: Service, by: UserId) -> Service:
     )
     context.change.put(after)
     add_service_history(context, after, f"stopped by {by}", by=by)
+    return after
+
+
+def _without_failure(context: StepContext, service: Service) -> Service:
+    """The service without the failure of a rollout that nobody asks for any more. No replica is replaced."""
+    if not service.failure:
+        return service
+    after = replace(service, failure="")
+    context.change.put(after)
     return after
 
 

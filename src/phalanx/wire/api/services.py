@@ -83,6 +83,11 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: list[EndpointView] = []
     canary: CanaryShare | None = None
 
+    @property
+    def first_replicas(self) -> int:
+        """The number to ask for where none is wanted: the lower bound of the range, or one."""
+        return max(1, int(self.replicas.partition("..")[0]))
+
 
 class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     """A revision.
