@@ -228,8 +228,26 @@ with open(sys.argv[1] + "/other", "wb", buffering=0) as other:  # now not a byte
 pipe = shout(b"lost\\n")
 assert spool.dropped("rank-0") == lost + 5
 assert spool.read("rank-0", end, MIB).endswith(b"output is missing here\\n")
+spool.add("silent", sys.argv[1] + "/silent")  # the disk is full before its first byte, and at its end
+spool.add("late", sys.argv[1] + "/late")  # and has room again before its last one
+pipes = [spool.open_pipe("silent"), spool.open_pipe("late")]
+for one in pipes:
+    os.write(one, b"lost\\n")
+os.close(pipes[0])
+assert spool.drain("silent") and spool.drain("late")
+here = b"\\n[phalanx] the node's disk is full: output is missing here\\n"
+total = b"[phalanx] 5 bytes of output were dropped in all\\n"
+assert spool.closed("silent") and spool.read("silent", 0, MIB) == here + total, spool.read("silent", 0, MIB)
+assert spool.read("late", 0, MIB) == here
 os.unlink(sys.argv[1] + "/other")
 spool.acknowledge("rank-0", end)
+os.write(pipes[1], b"end\\n")
+assert spool.drain("late")
+here += b"[phalanx] 5 bytes of output are missing here: the node's disk was full\\nend\\n"
+assert spool.read("late", 0, MIB) == here, spool.read("late", 0, MIB)
+os.close(pipes[1])
+with open(sys.argv[1] + "/late", "rb") as file:
+    assert file.read() == here
 os.write(pipe, b"end\\n")
 assert spool.drain("rank-0")
 here = b"[phalanx] 5 bytes of output are missing here: the node's disk was full\\nend\\n"

@@ -225,7 +225,8 @@ def _next(service: ServiceView) -> str:
             return "phalanx submit FILE"
         case ServiceState.SLEEPING:
             return (
-                f"phalanx wake {service.name}" if service.asleep_wanted
+                f"phalanx wake {service.name}"
+                if service.asleep_wanted
                 else f"phalanx scale {service.name} {service.first_replicas}"
             )
         case _:

@@ -95,7 +95,9 @@ def update(context: StepContext, request: UpdateService) -> Service:
     service = _live(context, request.service_id)
     number = service.last_revision
     if request.spec is not None:
-        if _is_current(context, service, request.spec):  # after a failed rollout too: what serves is what the file asks for
+        if _is_current(
+            context, service, request.spec
+        ):  # after a failed rollout too: what serves is what the file asks for
             return _without_failure(context, service)
         if request.spec.name != service.id:
             raise BadRequest(

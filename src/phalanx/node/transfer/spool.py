@@ -4,6 +4,7 @@ A stream is one file, addressed by offset; uploads use `read` and report `acked`
 stream. At its cap a stream gets one marker line; further output is counted, and its last `LAST_BYTES` follow at the end of the stream, since
 they say how a program ended. A full disk is handled like the cap until it has room: each file reserves some space past its end, so that the
 line about the gap, and the one with its size, always fit. A file is made with its first byte: most tasks of a large array print nothing.
+If the disk is full by then, these lines are in memory until it has room.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class _Stream:
     name: str
     path: str
     file: int  # -1 until the first byte
+    in_memory: bool = False  # the disk was full at the first byte: `file` is in memory, with our lines alone
     cap_bytes: int
     end: int
     dropped: int = 0
@@ -411,7 +413,7 @@ class Spool:
     def _write_line(self, state: _Stream, line: str) -> bool:
         """Append our line past the cap and into the reserve; False if it does not fit on the disk."""
         text = line.encode()
-        if not _open(state):
+        if not _open(state) and not _open_in_memory(state):
             return False
         try:
             written = os.pwrite(state.file, text, state.end)
@@ -464,17 +466,39 @@ class Spool:
 
 
 def _open(state: _Stream) -> bool:
-    """Make the stream's file if it has none yet; False if the disk refuses it."""
-    if state.file < 0:
-        try:
-            state.file = _make_file(state.path)
-        except OSError as error:
-            if error.errno not in _FULL and not state.refused:
-                state.refused = True  # said once: it is tried again with each piece of output
-                _log.warning("stream %s cannot be written: %s", state.name, error)
-            return False
-        _reserve(state, _RESERVE_BYTES)
-    return True
+    """Make the stream's file on the disk if it has none there yet; False if the disk refuses it, or has no room for our lines."""
+    if state.file >= 0 and not state.in_memory:
+        return True
+    try:
+        file = _make_file(state.path)
+    except OSError as error:
+        if error.errno not in _FULL and not state.refused:
+            state.refused = True  # said once: it is tried again with each piece of output
+            _log.warning("stream %s cannot be written: %s", state.name, error)
+        return False
+    lines, state.file, state.reserved = state.file, file, 0
+    try:
+        room = _reserve(state, _RESERVE_BYTES)
+        if room and lines >= 0:
+            os.pwrite(file, os.pread(lines, state.end, 0), 0)
+    except OSError:
+        room = False
+    unused = lines if room else file
+    if not room:
+        state.file, state.reserved = lines, 0
+    if unused >= 0:
+        os.close(unused)
+    state.in_memory = state.in_memory and not room
+    return room
+
+
+def _open_in_memory(state: _Stream) -> bool:
+    """Make a file in memory for our lines about output that a full disk refused; False if the disk is not full."""
+    if state.file < 0 and not state.refused:
+        with contextlib.suppress(OSError):
+            state.file = os.memfd_create(state.name, os.MFD_CLOEXEC)
+            state.in_memory = True
+    return state.in_memory
 
 
 def _make_file(path: str) -> int:
