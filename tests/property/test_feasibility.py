@@ -16,7 +16,7 @@ from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.units import GIB
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
-from phalanx.core.work.job_file.data_sources import DataMode
+from phalanx.core.work.job_file.data_mode import DataMode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas.queue_validation import check_queue_tree
 from phalanx.core.work.reservation import Reservation

@@ -5,7 +5,8 @@ import pytest
 from phalanx.core.fleet.node import HeldDataset
 from phalanx.core.ids import NodeId
 from phalanx.core.state.reports import DatasetsHeld
-from phalanx.core.work.job_file.data_sources import DataMode, dataset_key
+from phalanx.core.work.job_file.data_mode import DataMode
+from phalanx.core.work.job_file.data_sources import dataset_key
 from tests.harness import Harness
 
 TRAIN, TOK = "s3://corpus/train", "/nfs/tok"

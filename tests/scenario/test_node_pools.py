@@ -37,7 +37,7 @@ from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.job import WaitReasonCode
-from phalanx.core.work.job_file.data_sources import DataMode
+from phalanx.core.work.job_file.data_mode import DataMode
 from phalanx.core.work.queue import Project, Queue
 from tests.builders import T, job, make_node, queue, spec
 

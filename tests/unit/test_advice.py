@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from phalanx.cli.jobs.run import run
 from phalanx.core.accounting.advice import gpu_checks, host_checks
 from phalanx.core.accounting.advice.evidence import (
-    JUDGED_MIN_S,
     DeviceEvidence,
     GpuKind,
     JobEvidence,
@@ -20,6 +19,7 @@ from phalanx.core.accounting.advice.evidence import (
     SaveEvidence,
     Topic,
 )
+from phalanx.core.accounting.advice.judged_time import JUDGED_MIN_S
 from phalanx.core.accounting.advice.settings import memory_setting, time_setting
 from phalanx.core.accounting.advice.table import CHECKS, advise
 from phalanx.core.fleet.mig import MigProfile

@@ -28,6 +28,7 @@ from phalanx.cli.jobs import job_follower
 from phalanx.cli.jobs.ps import _where_or_why
 from phalanx.cli.jobs.show import _facts
 from phalanx.cli.jobs.show import _usage_lines as usage_lines
+from phalanx.cli.option_types import _is_small_number
 from phalanx.cli.root import COMMANDS, main
 from phalanx.cli.root import phalanx as root
 from phalanx.cli.sessions import exec as exec_module
@@ -35,6 +36,8 @@ from phalanx.cli.terminal import terminal
 from phalanx.cli.top.rendering import job_line
 from phalanx.core.accounting.usage_summary import UsageSummary
 from phalanx.core.fleet.node import NodeState
+from phalanx.core.work.gpus import parse_gpus, parse_nodes
+from phalanx.core.work.job_file import request
 from phalanx.wire.api.nodes import NodeView
 from tests.golden.cli import views
 from tests.golden.cli.fake_head import TOKEN, FakeHead
@@ -293,6 +296,66 @@ def test_run_streams_all_ranks_and_gives_the_jobs_code(head, typed):
     assert "waiting: needs 16 GPUs; 8 free" in err
     assert "2 nodes x 8 = 16 GPUs; 16 tasks: 2 nodes x 8, one per GPU" in err
     assert "job 21 failed with exit code 3 after 2.0s" in err
+
+
+def test_a_plain_command_is_sent_before_it_is_judged_and_its_fault_names_the_option(head, typed, monkeypatch):
+    judged = []
+    real = request.spec_from_mapping
+
+    def judge(mapping, **more):
+        judged.append(mapping)
+        return real(mapping, **more)
+
+    monkeypatch.setattr(request, "spec_from_mapping", judge)
+    head.log_events = run_events(log(0, "a\n"))
+    assert typed("run", "--gpus", "1", "--time", "1h", "--", "true")[:2] == (0, "a\n")
+    assert typed("submit", "--gpus", "1", "--", "true")[0] == 0
+    assert not judged
+    head.refuse["/v1/jobs"] = (422, "bad_file", "time: of the head", "")
+    code, _, err = typed("run", "--queue", "q", "--", "true")
+    assert (code, err) == (78, "phalanx: error: time: of the head\n"), (
+        "a fault that is not of the request is the head's"
+    )
+    too_long = "x" * 131_001
+    code, _, err = typed("run", "--", "true", too_long)
+    assert code == 64
+    assert "exceed Linux' limit for one argument" in err
+    assert "of the head" not in err
+    posts = len(head.sent("POST", "/v1/jobs"))
+    assert typed("run", "--retry", "1000", "--", "true")[0] == 64
+    assert len(head.sent("POST", "/v1/jobs")) == posts, "other keys are judged here first"
+
+
+def test_a_run_shows_where_it_runs_without_another_question_to_the_head(head, typed):
+    where = {"job_id": "21", "state": "running", "attempt_state": "running", "epoch": 1, "generation": 0}
+    head.log_events = run_events(("state", {**where, "nodes": ["n0", "n1"], "devices": [4, 4]}), log(0, "a\n"))
+    assert "running on n0, n1: 2 nodes x 4 = 8 GPUs\n" in typed("run", "--gpus", "2x4", "--", "true")[2]
+    assert len(head.sent("GET", "/v1/jobs/21")) == 1, "for its end"
+    head.log_events = run_events(("state", {**where, "nodes": ["n0"], "devices": []}), log(0, "a\n"))
+    assert "running on n0" in typed("run", "--gpus", "1", "--", "true")[2]
+    assert len(head.sent("GET", "/v1/jobs/21")) == 3, "MIG slices are read from the job"
+
+
+def test_a_small_number_needs_no_grammar_because_every_grammar_accepts_it():
+    short = [
+        text
+        for text in ("", "0", "1", "8", "9999", "10000", "01", "-1", "1.5", "²", "٣", "2x8")
+        if _is_small_number(text)
+    ]
+    assert short == ["1", "8", "9999"]
+    for number in range(1, 10_000):
+        parse_gpus(str(number))
+        parse_nodes(str(number))
+
+
+def test_a_plain_run_loads_no_records_of_jobs(head):
+    head.log_events = run_events(log(0, "a\n"))
+    script = (
+        "import sys; from phalanx.cli.root import main; code = main(['run', '--gpus', '1', '--', 'true']);"
+        "print(code, *sorted({'msgspec', 'dataclasses', 'phalanx.core.work.spec', 'phalanx.core.work.job'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "0"
 
 
 def test_run_of_one_task_has_no_prefix_unless_asked(head, typed):

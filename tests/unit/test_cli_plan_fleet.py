@@ -134,7 +134,7 @@ def test_a_job_planned_for_several_models_is_sent_with_the_speed_of_its_layout_o
     mapping: dict[str, object] = {"run": "python train.py", "gpus": "h100,a100:8"}
     wanted = JobRequest(
         mapping=mapping,
-        spec=spec_from_mapping(mapping, workdir="/w"),
+        judge=lambda: spec_from_mapping(mapping, workdir="/w"),
         copy=False,
         plan_request=PlanRequest(model="llama-3-8b", options={"seq": "2048", "global_batch": "64"}, folder="/w"),
     )
@@ -151,7 +151,7 @@ def test_a_job_whose_alternatives_differ_in_number_has_no_single_layout():
     mapping: dict[str, object] = {"run": "python train.py", "gpus": "h100:8|a100:16"}
     wanted = JobRequest(
         mapping=mapping,
-        spec=spec_from_mapping(mapping, workdir="/w"),
+        judge=lambda: spec_from_mapping(mapping, workdir="/w"),
         copy=False,
         plan_request=PlanRequest(model="llama-3-8b", options={}, folder="/w"),
     )

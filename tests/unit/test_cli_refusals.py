@@ -3,6 +3,7 @@
 # The head is a stand-in with the two calls that are made.
 # mypy: disable-error-code="arg-type"
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -25,10 +26,14 @@ def test_a_script_that_can_never_fit_is_told_which_numbers_are_too_large(monkeyp
     monkeypatch.setattr(submit, "sendable_mapping", lambda *_: mapping)
     monkeypatch.setattr(sbatch_script, "node_shapes", lambda _: fleet((2, 4, 16)))
     with pytest.raises(BadRequest, match="written for a larger cluster: it requests 4 nodes") as found:
-        submit.submit_job(SimpleNamespace(submit=refused), SimpleNamespace(slurm_names=names))
+        submit.submit_job(
+            SimpleNamespace(submit=refused), SimpleNamespace(slurm_names=names, own_faults_first=nullcontext)
+        )
     assert "--scale-down" in str(found.value.hint)
     with pytest.raises(NeverFits):
-        submit.submit_job(SimpleNamespace(submit=refused), SimpleNamespace(slurm_names=None))
+        submit.submit_job(
+            SimpleNamespace(submit=refused), SimpleNamespace(slurm_names=None, own_faults_first=nullcontext)
+        )
 
 
 def test_jobs_that_a_change_makes_impossible_have_a_line_each(capsys):

@@ -3,9 +3,10 @@
 import click
 import pytest
 
-from phalanx.cli.jobs.job_request import DoubleDashCommand, JobRequest, job_options, job_request
+from phalanx.cli.jobs.job_options import job_options
+from phalanx.cli.jobs.job_request import DoubleDashCommand, JobRequest, job_request
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.job_file.data_sources import DataMode
+from phalanx.core.work.job_file.data_mode import DataMode
 
 
 def _request(*words: str) -> JobRequest:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.errors import BadFile
-from phalanx.core.work.job_file.data_sources import DataMode, data_variable
+from phalanx.core.work.job_file.data_mode import DataMode
+from phalanx.core.work.job_file.data_sources import data_variable
 from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.node.data.dataset_cache import DatasetCache, NoRoom
 from phalanx.node.data.source_opener import open_source

@@ -7,10 +7,10 @@ from phalanx.core.work.job_file.launchers import (
     find_launcher,
     known_task_count,
     launch_notes,
-    shape_note,
     tasks_on_node,
 )
 from phalanx.core.work.job_file.request import spec_from_mapping
+from phalanx.core.work.job_file.shape_note import shape_note
 from phalanx.core.work.spec import LaunchMode, Role
 
 

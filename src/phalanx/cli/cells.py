@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from phalanx.cli.tables import Cell
 from phalanx.cli.terminal import Terminal
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.states import JobState
 
 if TYPE_CHECKING:
     from phalanx.wire.api.jobs import JobView
@@ -37,11 +37,6 @@ def job_state(job: JobView) -> str:
     if job.state is JobState.RUNNING and job.attempt_state is not None and job.attempt_state != "running":
         return str(job.attempt_state)
     return str(job.state)
-
-
-def wait_text(reason: str, detail: str) -> str:
-    """Return why a job waits, or `NEVER: ...` for one that can never start."""
-    return f"NEVER: {detail}" if reason == WaitReasonCode.NEVER else detail or reason
 
 
 def percent(share: float | None) -> str:

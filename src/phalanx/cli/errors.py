@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from typing import Final
 
 import click
 
 from phalanx.cli.terminal import strip_control, terminal
 from phalanx.core.errors import ExitCode, PhalanxError
-from phalanx.core.work.nearest_match import suggestion
-from phalanx.web.command_hints import error_line, render_hint
 
 _INTERNAL: Final = 70  # EX_SOFTWARE of sysexits.h
 _IO: Final = 74  # EX_IOERR
@@ -28,6 +25,8 @@ EXIT_BROKEN_PIPE: Final = 141  # 128 + SIGPIPE
 def report_exception(fault: BaseException, *, debug: bool) -> int:
     """Print the error and return the exit code."""
     if debug:
+        import traceback
+
         traceback.print_exception(fault)
     match fault:
         case PhalanxError():
@@ -59,6 +58,8 @@ def report_exception(fault: BaseException, *, debug: bool) -> int:
 
 def print_error(message: str, hint: str, code: int) -> int:
     """Print `phalanx: error: message (hint)` on standard error; return `code`."""
+    from phalanx.web.command_hints import error_line, render_hint  # a command that has no error needs no words for one
+
     screen = terminal(sys.stderr)
     line = error_line(*(_short(strip_control(text).strip()) for text in (message, render_hint(hint))))
     print(f"phalanx: {screen.paint('error:', 'bright_red')} {line}", file=sys.stderr)
@@ -77,6 +78,8 @@ def warn(message: str) -> None:
 
 
 def _no_such_option(fault: click.NoSuchOption) -> tuple[str, str]:
+    from phalanx.core.work.nearest_match import suggestion
+
     known = [option for param in fault.ctx.command.get_params(fault.ctx) for option in param.opts] if fault.ctx else []
     options = [option for option in known if option.startswith("--")]
     return f"no such option {fault.option_name}", suggestion(fault.option_name, options, _help_of(fault))

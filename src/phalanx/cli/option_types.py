@@ -1,4 +1,7 @@
-"""Click types of command-line options. They use the grammars of `core`, so that options and job files mean the same."""
+"""Click types of command-line options. They use the grammars of `core`, so that options and job files mean the same.
+
+A grammar is imported when an option has a value for it, because most commands give few of their options.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,8 @@ from typing import Any, Final
 import click
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.fleet.hostlist import expand_hostlist
-from phalanx.core.units import parse_duration_s, parse_memory_bytes
-from phalanx.core.work.gpus import parse_gpus, parse_nodes
 
+SMALL_NUMBER: Final = 4  # digits of a number of GPUs or nodes that needs no grammar
 SEEDS_MAX: Final = 1000  # fills of one call
 _SEED_DIGITS_MAX: Final = 12
 
@@ -136,12 +137,49 @@ class RankType(click.ParamType[str]):
         raise BadRequest(f"--rank: {value!r} is not a rank", hint="write --rank 0, --rank all or --rank supervisor")
 
 
+def _is_small_number(text: str) -> bool:
+    """Return whether the text is a small number of GPUs or nodes, which the grammars accept: most values are."""
+    return text.isascii() and text.isdigit() and len(text) <= SMALL_NUMBER and text[0] != "0"
+
+
+def _check_duration(text: str) -> None:
+    from phalanx.core.units import parse_duration_s
+
+    parse_duration_s(text)
+
+
+def _check_memory(text: str) -> None:
+    from phalanx.core.units import parse_memory_bytes
+
+    parse_memory_bytes(text)
+
+
+def _check_gpus(text: str) -> None:
+    if not _is_small_number(text):
+        from phalanx.core.work.gpus import parse_gpus
+
+        parse_gpus(text)
+
+
+def _check_nodes(text: str) -> None:
+    if not _is_small_number(text):
+        from phalanx.core.work.gpus import parse_nodes
+
+        parse_nodes(text)
+
+
+def _check_hosts(text: str) -> None:
+    from phalanx.core.fleet.hostlist import expand_hostlist
+
+    expand_hostlist(text)
+
+
 RANK: Final = RankType()
-DURATION: Final = GrammarType("TIME", parse_duration_s)
-MEMORY: Final = GrammarType("MEM", parse_memory_bytes)
-GPUS: Final = GrammarType("GPUS", parse_gpus)
-HOSTS: Final = GrammarType("NODES", expand_hostlist)
-NODES: Final = GrammarType("N", parse_nodes)
+DURATION: Final = GrammarType("TIME", _check_duration)
+MEMORY: Final = GrammarType("MEM", _check_memory)
+GPUS: Final = GrammarType("GPUS", _check_gpus)
+HOSTS: Final = GrammarType("NODES", _check_hosts)
+NODES: Final = GrammarType("N", _check_nodes)
 PAIR: Final = EnvPairType()
 LABEL: Final = LabelType()
 SEEDS: Final = SeedsType()

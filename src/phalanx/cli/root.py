@@ -13,7 +13,6 @@ import click
 from phalanx import __version__
 from phalanx.cli.errors import EXIT_BROKEN_PIPE, report_exception
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.nearest_match import suggestion
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -230,6 +229,7 @@ class LazyGroup(click.Group):
 def unknown_command(word: str, known: Sequence[str] | dict[str, CommandEntry], otherwise: str) -> BadRequest:
     """Return the error for an unknown command, with the nearest known one."""
     from phalanx.cli.slurm_views.verbs import VERBS
+    from phalanx.core.work.nearest_match import suggestion
 
     if word in VERBS:
         return BadRequest(

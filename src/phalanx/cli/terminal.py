@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-import unicodedata
-from dataclasses import dataclass
-from typing import Final, TextIO
+from typing import Final, NamedTuple, TextIO
 
 _COLOURS: Final = ("red", "green", "yellow", "blue", "magenta", "cyan")
 # SGR parameters of ECMA-48; 9x is the bright variant of xterm.
@@ -24,8 +22,7 @@ _WIDTH_DEFAULT: Final = 80  # of a terminal that does not report its width
 _WIDTH_PIPE: Final = 10_000  # of a file or pipe: nothing is truncated
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terminal:
+class Terminal(NamedTuple):
     """Properties of one output stream."""
 
     width: int
@@ -67,6 +64,8 @@ def display_width(text: str) -> int:
     """Return the number of columns of a clean text."""
     if text.isascii():
         return len(text)
+    import unicodedata  # most texts are ASCII
+
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
     )

@@ -29,14 +29,19 @@ WHY_S: Final = 60.0
 
 
 class Submission:
-    """An accepted job or array; `id` is that of the whole array. `notes` and `warnings` are for the user: shape and tasks; why it cannot run now."""
+    """An accepted job or array; `id` is that of the whole array.
 
-    __slots__ = ("_payload", "id", "notes", "warnings")
+    `notes` and `warnings` are for the user: shape and tasks; why it cannot run now. `tasks`: how many it has, None if its placement decides.
+    """
+
+    __slots__ = ("_payload", "id", "name", "notes", "tasks", "warnings")
 
     def __init__(self, payload: bytes) -> None:
         reply = json.loads(payload)
         self._payload = payload
         self.id: str = reply.get("array_id") or reply["job"]["id"]
+        self.name: str = reply["job"]["name"]
+        self.tasks: int | None = reply.get("tasks")
         self.notes: list[str] = reply["notes"]
         self.warnings: list[str] = reply.get("warnings", [])
 
@@ -112,6 +117,11 @@ class JobsApi(ApiCalls):
     def job(self, job_id: str) -> api.JobDetail:
         """Return one job with its attempts; of an array one job for all elements, with the number in each state."""
         return self._get(f"/v1/jobs/{path_segment(job_id)}", api.JobDetail)
+
+    def job_fields(self, job_id: str) -> dict[str, Any]:
+        """Return the fields of one job's JobView as they were sent; loads no records."""
+        fields: dict[str, Any] = json.loads(self.transport.json("GET", f"/v1/jobs/{path_segment(job_id)}"))["job"]
+        return fields
 
     def job_keys(self, job_id: str) -> api.JobKeysReply:
         """Return the keys of a job file that would submit the job or array again."""

@@ -6,9 +6,7 @@ caller decides about retries and about what an error means.
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 import http.client
 import json
 import re
@@ -22,7 +20,7 @@ from phalanx.core.hints import parse_hint
 from phalanx.wire.head_url import check_encrypted, split_url
 
 FINGERPRINT_PREFIX: Final = "sha256:"
-_CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+_CERTIFICATE: Final = r"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----"
 
 BROKEN: Final = (OSError, http.client.HTTPException)
 """The head did not answer, or the connection broke."""
@@ -170,7 +168,10 @@ def fingerprint(certificate_pem: str) -> str:
     Raises:
         BadFile: the text has no certificate.
     """
-    found = _CERTIFICATE.search(certificate_pem)
+    import base64
+    import hashlib
+
+    found = re.search(_CERTIFICATE, certificate_pem, re.DOTALL)
     try:
         der = base64.b64decode("".join((found[1] if found else "").split()), validate=True)
     except ValueError:

@@ -6,6 +6,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from phalanx.core.work.job_file.launchers import known_task_count
+from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.wire.api.history import HistoryStatus
 from phalanx.wire.api.jobs import JobList
 from phalanx.wire.api.nodes import NodeList
@@ -59,6 +61,7 @@ class FakeHead:
                 job = views.job(21, body.get("name") or "train.py", "pending")
                 return {
                     "job": json.loads(views.encoded(job)),
+                    "tasks": known_task_count(spec_from_mapping(body, workdir="/", now_s=0.0).role),
                     "notes": ["2 nodes x 8 = 16 GPUs", "16 tasks: 2 nodes x 8, one per GPU"],
                 }
             case "GET", "/v1/jobs":

@@ -36,7 +36,7 @@ from phalanx.core.state.records import CHANNELS
 from phalanx.core.work.dependency import ArrayPosition
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.job_file.data_sources import data_note
-from phalanx.core.work.job_file.launchers import alternatives_notes, launch_notes, role_notes
+from phalanx.core.work.job_file.launchers import alternatives_notes, known_task_count, launch_notes, role_notes
 from phalanx.core.work.job_file.notify import NotifyTargetKind, NotifyTerms, mail_channel, target_kind
 from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.job_file.requirements import requirements_note
@@ -79,10 +79,13 @@ async def submit_job(request: Request) -> Response:
         else live_job_view(runtime.services, caller, job)
     )
     notes, warnings = submit_notes(runtime, spec), await submit_warnings(runtime, job)
+    tasks = known_task_count(spec.role)
     if job.array is None:
-        return json_response(SubmitReply(job=view, notes=notes, warnings=warnings), 201)
+        return json_response(SubmitReply(job=view, tasks=tasks, notes=notes, warnings=warnings), 201)
     notes = [_array_note(job.array), *notes]
-    return json_response(SubmitReply(job=view, notes=notes, warnings=warnings, array_id=job.array.array_id), 201)
+    return json_response(
+        SubmitReply(job=view, tasks=tasks, notes=notes, warnings=warnings, array_id=job.array.array_id), 201
+    )
 
 
 async def submit_request(runtime: ApiRuntime, caller: Caller, body: bytes, key: str = "") -> SubmitJob:

@@ -283,6 +283,13 @@ def _nodes(allocation: Allocation) -> list[NodeId]:
     return [grant.node_id for grant in allocation.grants]
 
 
+def _device_counts(allocation: Allocation) -> list[int]:
+    """Return how many devices it holds on each node; nothing if it holds MIG slices, which numbers do not describe."""
+    if any(grant.share is not None and grant.share.slices for grant in allocation.grants):
+        return []
+    return [len(grant.devices) for grant in allocation.grants]
+
+
 def _checkpoint(resume: PublishedCheckpoint, *, whole: bool) -> CheckpointView:
     return CheckpointView(
         epoch=resume.epoch,
@@ -356,6 +363,7 @@ def state_event(job: Job, attempt: Attempt | None, waiting: WaitReason | None, *
         generation=attempt.generation if attempt is not None else Generation(0),
         attempt_state=attempt.state if attempt is not None and live else None,
         nodes=_nodes(attempt.allocation) if attempt is not None and live else [],
+        devices=_device_counts(attempt.allocation) if attempt is not None and live else [],
     )
 
 

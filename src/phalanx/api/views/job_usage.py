@@ -8,7 +8,6 @@ from typing import Final
 
 from phalanx.api.services import HeadServices
 from phalanx.core.accounting.advice.evidence import (
-    JUDGED_MIN_S,
     OBSERVED_MIN,
     Advice,
     DeviceEvidence,
@@ -17,6 +16,7 @@ from phalanx.core.accounting.advice.evidence import (
     NodeEvidence,
     SaveEvidence,
 )
+from phalanx.core.accounting.advice.judged_time import JUDGED_MIN_S
 from phalanx.core.accounting.advice.table import advise
 from phalanx.core.accounting.usage_report import JobHours, UsageSum, sum_job_hours
 from phalanx.core.accounting.usage_summary import UsageSummary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phalanx.core.work.job_file.launchers import shape_note
+from phalanx.core.work.job_file.shape_note import shape_note
 from phalanx.wire.api.jobs import GrantView
 
 

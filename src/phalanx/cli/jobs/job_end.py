@@ -4,22 +4,44 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from phalanx.cli.cells import wait_text
 from phalanx.cli.terminal import strip_control
+from phalanx.cli.wait_text import wait_text
 from phalanx.core.errors import WaitTimedOut
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import JobState, code_beside
-from phalanx.core.work.job_file.on_end import END_NAME
-from phalanx.wire.api.jobs import JobView
+from phalanx.core.work.exit_code import code_beside
+from phalanx.core.work.states import JobState
 
 if TYPE_CHECKING:
     from phalanx.client import Client
+    from phalanx.wire.api.jobs import JobView
 
 _POLL_FIRST_S: Final = 0.05
 _POLL_LAST_S: Final = 1.0
 _KILLED: Final = 143  # 128 + SIGTERM, for a cancelled or timed-out job
+
+
+class EndedJob(NamedTuple):
+    """What is printed about a job that has ended: the attributes of a JobView of wire.api.jobs, read without its records."""
+
+    id: str
+    state: JobState
+    detail: str = ""
+    started_s: float | None = None
+    ended_s: float | None = None
+    exit_code: int | None = None
+    attempts: int = 0
+    cancelled_by: str = ""
+    states: Mapping[str, int] = {}
+    on_end: str = ""
+
+
+def ended_job(fields: Mapping[str, Any]) -> EndedJob:
+    """Return the job with the fields of a reply."""
+    found = {name: fields[name] for name in EndedJob._fields if name in fields}
+    return EndedJob(**{**found, "state": JobState(fields["state"])})
 
 
 def wait_for_end(head: Client, job_id: str, timeout_s: float | None) -> int:
@@ -55,7 +77,7 @@ def wait_for_end(head: Client, job_id: str, timeout_s: float | None) -> int:
         pause = min(_POLL_LAST_S, pause * 1.5)
 
 
-def end_summary(job: JobView) -> str:
+def end_summary(job: JobView | EndedJob) -> str:
     """Describe the end of a job in one line: `job 12 failed with exit code 3 after 2m10s (2 attempts)`."""
     word = {JobState.TIMEOUT: "exceeded its time limit", JobState.CANCELLED: "was cancelled"}.get(
         job.state, str(job.state)
@@ -68,11 +90,11 @@ def end_summary(job: JobView) -> str:
     by = f" by {job.cancelled_by}" if job.state is JobState.CANCELLED and job.cancelled_by else ""
     why = f": {job.detail}" if job.detail and (job.states or job.state is not JobState.CANCELLED or not by) else ""
     attempts = f" ({job.attempts} attempts)" if job.attempts > 1 else ""
-    on_end = (
-        f"; its on_end command: phalanx logs {END_NAME}{job.id}"
-        if job.on_end and job.attempts and not job.states
-        else ""
-    )
+    on_end = ""
+    if job.on_end and job.attempts and not job.states:
+        from phalanx.core.work.job_file.on_end import END_NAME  # most jobs have no such command
+
+        on_end = f"; its on_end command: phalanx logs {END_NAME}{job.id}"
     return strip_control(f"{'array' if job.states else 'job'} {job.id} {word}{by}{code}{took}{attempts}{why}{on_end}")
 
 

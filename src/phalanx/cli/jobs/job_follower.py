@@ -1,26 +1,24 @@
-"""Follows a job: output on standard output, states on standard error, until the job ends or the user detaches."""
+"""Follows a job: output on standard output, states on standard error, until the job ends or the user detaches.
+
+It reads events and the ended job as they are sent: the records of jobs and msgspec take 40 ms to import, before the first line or after it.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from phalanx.cli.cells import wait_text
 from phalanx.cli.connection import connect
-from phalanx.cli.jobs.grants_note import grants_note
-from phalanx.cli.jobs.job_end import end_summary, exit_code
 from phalanx.cli.jobs.log_printer import LogPrinter
 from phalanx.cli.terminal import strip_control, terminal, truncate
-from phalanx.core.accounting.advice.evidence import JUDGED_MIN_S
+from phalanx.cli.wait_text import wait_text
 from phalanx.core.errors import PhalanxError
-from phalanx.core.work.attempt import AttemptState
-from phalanx.core.work.job import JobState
-from phalanx.wire.api.jobs import JobView
-from phalanx.wire.api.output import EndEvent, StateEvent
+from phalanx.core.work.job_file.shape_note import shape_note
+from phalanx.core.work.states import AttemptState, JobState
 
 if TYPE_CHECKING:
+    from phalanx.cli.jobs.job_end import EndedJob
     from phalanx.client import Client
 
 ADVICE_LIMIT_S: Final = 10.0  # that a run waits for advice after its job; then it ends without
@@ -93,11 +91,11 @@ def _stream(head: Client, job_id: str, *, rank: str, cursor: str, output: LogPri
                 output.write(event.fields["epoch"], event.fields["stream"], event.fields["text"])
                 output.flush()
             case "state":
-                printer.show(msgspec.convert(event.fields, StateEvent), head, job_id)
+                printer.show(event.fields, head, job_id)
             case "end":
                 output.finish()
                 status.clear()
-                return _end(head, job_id, msgspec.convert(event.fields, EndEvent))
+                return _end(head, job_id, event.fields)
             case _:  # event kinds of later releases
                 pass
     return _end(head, job_id, None)
@@ -110,36 +108,52 @@ class StatePrinter:
         self._status = status
         self._placed: tuple[int, int] | None = None
 
-    def show(self, event: StateEvent, head: Client, job_id: str) -> None:
-        """Print a state, unless it was printed last."""
-        if event.state is JobState.PENDING:
-            self._status.show(f"waiting: {wait_text(event.reason, event.detail) or 'not scheduled yet'}")
-        elif event.state is JobState.RUNNING and event.attempt_state is AttemptState.RUNNING:
-            started = (event.epoch, event.generation)
+    def show(self, event: Mapping[str, Any], head: Client, job_id: str) -> None:
+        """Print a state, unless it was printed last. `event`: fields of a StateEvent of wire.api.output."""
+        state, attempt_state = event["state"], event.get("attempt_state")
+        if state == JobState.PENDING:
+            why = wait_text(event.get("reason", ""), event.get("detail", ""))
+            self._status.show(f"waiting: {why or 'not scheduled yet'}")
+        elif state == JobState.RUNNING and attempt_state == AttemptState.RUNNING:
+            started = (event["epoch"], event["generation"])
             if self._placed != started:
                 self._placed = started
                 self._show_placement(event, head, job_id)
-        elif event.state is JobState.RUNNING and event.attempt_state is not None:
-            self._status.show(f"{event.attempt_state} on {', '.join(event.nodes)}")
+        elif state == JobState.RUNNING and attempt_state is not None:
+            self._status.show(f"{attempt_state} on {', '.join(event['nodes'])}")
 
-    def _show_placement(self, event: StateEvent, head: Client, job_id: str) -> None:
-        attempts = head.job(job_id).attempts
-        grants = next((attempt.grants for attempt in attempts if attempt.epoch == event.epoch), [])
-        restarted = f" restarted in place ({event.generation})" if event.generation else ""
-        attempt = f", attempt {event.epoch}{restarted}" if event.epoch > 1 or restarted else ""
-        where = ", ".join(event.nodes) or "its nodes"
-        shape = f": {grants_note(grants)}" if grants else ""
-        self._status.say(f"running on {where}{shape}{attempt}")
+    def _show_placement(self, event: Mapping[str, Any], head: Client, job_id: str) -> None:
+        epoch, generation = event["epoch"], event["generation"]
+        restarted = f" restarted in place ({generation})" if generation else ""
+        attempt = f", attempt {epoch}{restarted}" if epoch > 1 or restarted else ""
+        where = ", ".join(event["nodes"]) or "its nodes"
+        devices = event.get("devices")
+        shape = shape_note(devices) if devices else _granted(head, job_id, epoch)
+        self._status.say(f"running on {where}{f': {shape}' if shape else ''}{attempt}")
 
 
-def _end(head: Client, job_id: str, event: EndEvent | None) -> int:
-    job = head.job(job_id).job
+def _granted(head: Client, job_id: str, epoch: int) -> str:
+    """Return what an attempt was granted if it holds MIG slices, which its event does not describe; "" if the attempt is not there."""
+    from phalanx.cli.jobs.grants_note import grants_note
+
+    grants = next((attempt.grants for attempt in head.job(job_id).attempts if attempt.epoch == epoch), [])
+    return grants_note(grants) if grants else ""
+
+
+def _end(head: Client, job_id: str, event: Mapping[str, Any] | None) -> int:
+    from phalanx.cli.jobs.job_end import end_summary, ended_job, exit_code
+
+    job = ended_job(head.job_fields(job_id))
     print("\n".join([end_summary(job), *_advice(job)]), file=sys.stderr, flush=True)
-    return exit_code(job.state if event is None else event.state, job.exit_code if event is None else event.exit_code)
+    if event is None:
+        return exit_code(job.state, job.exit_code)
+    return exit_code(JobState(event["state"]), event.get("exit_code"))
 
 
-def _advice(job: JobView) -> list[str]:
+def _advice(job: EndedJob) -> list[str]:
     """The most valuable advice after a job that ran long enough; none if it cannot be had."""
+    from phalanx.core.accounting.advice.judged_time import JUDGED_MIN_S
+
     if job.states or job.started_s is None or job.ended_s is None or job.ended_s - job.started_s < JUDGED_MIN_S:
         return []
     from phalanx.cli.jobs.usage import SHORT_ADVICE, advice_lines  # loads records that only few runs need

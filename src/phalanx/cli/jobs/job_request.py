@@ -2,62 +2,83 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import click
 
-from phalanx.cli.command_groups import split_options
-from phalanx.cli.option_types import (
-    DURATION,
-    GPUS,
-    LABEL,
-    MEMORY,
-    NODES,
-    PAIR,
-)
-from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.work.job_file.data_sources import DataMode
+from phalanx.core.errors import BadFile, BadRequest, PhalanxError
 from phalanx.core.work.job_file.keys import KEY_KINDS, InvalidKey
-from phalanx.core.work.job_file.request import spec_from_mapping
-from phalanx.core.work.sbatch_scripts.het_components import ROLE_KEYS, slurm_settings
-from phalanx.core.work.secret import parse_secret_names
-from phalanx.core.work.spec import JobSpec
 
 if TYPE_CHECKING:
     from phalanx.cli.jobs.job_file import JobFile
     from phalanx.cli.jobs.sbatch_script import SlurmNames
     from phalanx.cli.plan.plan_option import PlanRequest
+    from phalanx.core.work.spec import JobSpec
 
-F = TypeVar("F", bound=Callable[..., Any])
 _ADDED: Final = frozenset(
     {"env", "secrets", "ports", "data", "labels", "notify"}
 )  # options that add to a key of the job file
+_CHECKED_ALONE: Final = frozenset({"run", "workdir", "gpus", "memory", "time", "project", "queue"})
+"""Keys whose options check their own value, that do not contradict each other, and on which the command line does not act."""
 SOFTWARE_OPTIONS: Final = ("conda", "venv", "uv", "modules")  # forms of the key `software`
 _AFTER_DASHES: Final = "phalanx.command"
 _FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest:
-    """A job to submit, validated with the same rules as on the head.
+class JobRequest(NamedTuple):
+    """A job to submit.
 
     Attributes:
+        judge: returns the job's spec by the same rules as on the head, or raises the fault of the key or option that is wrong.
         copy: whether the working directory is uploaded with the job.
+        plain: a command after `--` with keys of `_CHECKED_ALONE` only. Such a job is sent without `judge`, whose modules take longer to import than
+            the head needs to answer; if it is refused, `own_faults_first` names the option.
         slurm_names: partition and account of an `#SBATCH` script, which only the head can resolve.
         again: the keys are those of an earlier job, whose files are where they were: no copy is made of its own accord.
         plan_request: planning request of a file whose `plan:` is a mapping. `resolve_plan` plans it before submission; `mapping` has no `plan` then.
     """
 
     mapping: dict[str, object]
-    spec: JobSpec
+    judge: Callable[[], JobSpec]
     copy: bool
+    plain: bool = False
     plan_request: PlanRequest | None = None
     slurm_names: SlurmNames | None = None
     again: bool = False
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job's spec; raises as `judge` does."""
+        return self.judge()
+
+    @property
+    def is_service(self) -> bool:
+        """Whether it is a service, which has no end."""
+        return not self.plain and self.spec.service is not None
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it is an array."""
+        return not self.plain and bool(self.spec.array)
+
+    @property
+    def idles(self) -> bool:
+        """Whether it is parked when it idles."""
+        return not self.plain and self.spec.idle_s is not None
+
+    @contextlib.contextmanager
+    def own_faults_first(self) -> Iterator[None]:
+        """Raise a fault of the request itself rather than one of the head, which may not have been reached and names no option."""
+        try:
+            yield
+        except PhalanxError:
+            self.judge()
+            raise
 
 
 class DoubleDashCommand(click.Command):
@@ -80,26 +101,14 @@ class DoubleDashCommand(click.Command):
 
 def _end_options_at_script(command: click.Command, ctx: click.Context, args: list[str]) -> list[str]:
     """Return the arguments with `--` before an `#SBATCH` script: what follows it are its own arguments, as for sbatch."""
+    from phalanx.cli.command_groups import split_options
+
     options, rest = split_options(command, ctx, args)
     if not rest or not os.path.isfile(rest[0]) or rest[0].lower().endswith(_FILE_ENDINGS):
         return args
     from phalanx.cli.jobs.sbatch_script import is_batch_script
 
     return [*options, "--", *rest] if is_batch_script(rest[0]) else args
-
-
-def job_options(command: F) -> F:
-    """Add the job file argument and every option that describes a job."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-def override_options(command: F) -> F:
-    """Add every option that describes a job, for a command that changes an earlier one."""
-    for option in reversed(_OPTIONS[1:]):
-        command = option(command)
-    return command
 
 
 def set_command(context: click.Context, words: Sequence[str], *, unless_given: bool = False) -> None:
@@ -156,10 +165,11 @@ def job_request(
         mapping["run"] = list(words)
     mapping["workdir"] = _workdir(mapping.get("workdir"), here, typed="workdir" in options)
     plans = os.getcwd() if "plan" in options or path in {None, "-"} else _folder_of(path)
-    try:
-        return replace(_validated(mapping, here, plans, copy=bool(given["copy"])), slurm_names=named)
-    except InvalidKey as error:
-        raise _with_location(error, where(error.key), from_file=path is not None and error.key not in options) from None
+    located = lambda error: _with_location(  # noqa: E731  # shorter than a function
+        error, where(error.key), from_file=path is not None and error.key not in options
+    )
+    plain = bool(words) and _CHECKED_ALONE.issuperset(mapping)
+    return _request(mapping, here, plans, located, copy=bool(given["copy"]), plain=plain, slurm_names=named)
 
 
 def job_request_again(mapping: Mapping[str, object], given: Mapping[str, Any]) -> JobRequest:
@@ -173,10 +183,8 @@ def job_request_again(mapping: Mapping[str, object], given: Mapping[str, Any]) -
         found["workdir"] = _workdir(given["workdir"], os.getcwd(), typed=True)
     if given["copy"]:
         found.pop("upload", None)
-    try:
-        return replace(_validated(found, "/", os.getcwd(), copy=bool(given["copy"])), again=True)
-    except InvalidKey as error:
-        raise _with_location(error, _flag(error.key), from_file=False) from None
+    located = lambda error: _with_location(error, _flag(error.key), from_file=False)  # noqa: E731  # shorter than a function
+    return _request(found, "/", os.getcwd(), located, copy=bool(given["copy"]), again=True)
 
 
 def changed_mapping(mapping: Mapping[str, object], given: Mapping[str, Any]) -> dict[str, object]:
@@ -187,6 +195,8 @@ def changed_mapping(mapping: Mapping[str, object], given: Mapping[str, Any]) -> 
     if given.get("labels"):
         found["labels"] = {**_pairs_mapping(found.get("labels")), **dict(given["labels"])}
     if given.get("secrets"):
+        from phalanx.core.work.secret import parse_secret_names
+
         found["secrets"] = [*parse_secret_names(found.get("secrets") or ()), *given["secrets"]]
     if given.get("ports"):
         found["ports"] = [*_listed_ports(found.get("ports")), *given["ports"]]
@@ -205,17 +215,50 @@ def _option_keys(given: Mapping[str, Any]) -> dict[str, object]:
     return found
 
 
-def _validated(mapping: dict[str, object], here: str, plans: str, *, copy: bool) -> JobRequest:
-    """Return the job of a mapping. `here`: its default working directory; `plans`: the folder of its plan file."""
+def _request(
+    mapping: dict[str, object],
+    here: str,
+    plans: str,
+    located: Callable[[InvalidKey], PhalanxError],
+    *,
+    copy: bool,
+    plain: bool = False,
+    slurm_names: SlurmNames | None = None,
+    again: bool = False,
+) -> JobRequest:
+    """Return the job of a mapping, judged now unless it is `plain`.
+
+    Args:
+        mapping: its keys; `plan` and `begin` are resolved in place.
+        here: its default working directory.
+        plans: the folder of its plan file.
+        located: returns the error for a wrong key, with the place where the key was written.
+        copy: see `JobRequest`.
+        plain: see there.
+        slurm_names: see there.
+        again: see there.
+    """
     now_s = time.time()
-    to_plan = None
-    if mapping.get("plan") is not None:
-        to_plan = _take_plan(mapping, plans)
-    if mapping.get("begin") is not None:
-        mapping["begin"] = _begin_time(mapping["begin"], now_s)
-    spec = spec_from_mapping(mapping, workdir=here, now_s=now_s)
+    try:
+        to_plan = None if mapping.get("plan") is None else _take_plan(mapping, plans)
+        if mapping.get("begin") is not None:
+            mapping["begin"] = _begin_time(mapping["begin"], now_s)
+    except InvalidKey as error:
+        raise located(error) from None
+
+    @functools.cache
+    def judge() -> JobSpec:
+        from phalanx.core.work.job_file.request import spec_from_mapping
+
+        try:
+            return spec_from_mapping(mapping, workdir=here, now_s=now_s)
+        except InvalidKey as error:
+            raise located(error) from None
+
+    if not plain:
+        judge()
     kept = {key: value for key, value in mapping.items() if value is not None}
-    return JobRequest(mapping=kept, spec=spec, copy=copy, plan_request=to_plan)
+    return JobRequest(kept, judge, copy, plain, to_plan, slurm_names, again)
 
 
 def _check_component_options(mapping: Mapping[str, object], options: Mapping[str, object]) -> None:
@@ -224,6 +267,8 @@ def _check_component_options(mapping: Mapping[str, object], options: Mapping[str
     Raises:
         BadRequest: such an option is given.
     """
+    from phalanx.core.work.sbatch_scripts.het_components import ROLE_KEYS, slurm_settings
+
     several = "components" in slurm_settings(mapping)
     wrong = next((key for key in (*ROLE_KEYS, "share", "tasks_per_node") if several and key in options), None)
     if wrong is not None:
@@ -240,6 +285,7 @@ def job_request_of_sbatch(text: str, path: str, args: Sequence[str], given: Sequ
         BadFile: an option is wrong; the message names its line.
     """
     from phalanx.cli.jobs.sbatch_script import script_mapping
+    from phalanx.core.work.job_file.request import spec_from_mapping
 
     mapping, named = script_mapping(text, path, args, given, by_sbatch=True)
     now_s = time.time()
@@ -249,7 +295,7 @@ def job_request_of_sbatch(text: str, path: str, args: Sequence[str], given: Sequ
         spec = spec_from_mapping(mapping, workdir=os.getcwd(), now_s=now_s)
     except InvalidKey as error:
         raise BadFile(f"{path}: {error.message}", hint=error.hint) from None
-    return JobRequest(mapping=mapping, spec=spec, copy=False, slurm_names=named)
+    return JobRequest(mapping=mapping, judge=lambda: spec, copy=False, slurm_names=named)
 
 
 def job_request_of_file(path: str, *, copy: bool, file: JobFile | None = None) -> JobRequest:
@@ -262,26 +308,26 @@ def job_request_of_file(path: str, *, copy: bool, file: JobFile | None = None) -
     return job_request(click.Context(click.Command("update")), {**nothing, "file": (path,), "copy": copy}, file=file)
 
 
-def check_local_files(spec: JobSpec) -> None:
-    """Check that the working directory and the files named in the command exist on this machine.
+def check_local_files(wanted: JobRequest) -> None:
+    """Check that the working directory of a job and the files named in its command exist on this machine.
 
     Raises:
         BadFile: the folder or a file is missing.
     """
-    if not os.path.isdir(spec.workdir):
-        raise BadFile(f"{spec.workdir}: no such folder", hint="--workdir sets the folder in which the job runs")
-    listed = spec.packages_file
-    if listed and not os.path.exists(os.path.join(spec.workdir, listed)):
+    mapping = wanted.mapping
+    workdir = str(mapping["workdir"]).strip() if wanted.plain else wanted.spec.workdir
+    if not os.path.isdir(workdir):
+        raise BadFile(f"{workdir}: no such folder", hint="--workdir sets the folder in which the job runs")
+    listed = "" if wanted.plain else wanted.spec.packages_file
+    if listed and not os.path.exists(os.path.join(workdir, listed)):
         raise BadFile(
-            f"{listed}: no such file in {spec.workdir}",
-            hint=f"{'--uv' if spec.software.uv else '--requirements'} must name a file in that folder",
+            f"{listed}: no such file in {workdir}",
+            hint=f"{'--uv' if wanted.spec.software.uv else '--requirements'} must name a file in that folder",
         )
-    for word in _scripts(spec.role.argv):
-        path = os.path.join(spec.workdir, os.path.expanduser(word))
+    for word in _scripts(cast("list[str]", mapping["run"]) if wanted.plain else wanted.spec.role.argv):
+        path = os.path.join(workdir, os.path.expanduser(word))
         if not os.path.exists(path):
-            raise BadFile(
-                f"{word}: no such file in {spec.workdir}", hint="--workdir sets the folder in which the job runs"
-            )
+            raise BadFile(f"{word}: no such file in {workdir}", hint="--workdir sets the folder in which the job runs")
 
 
 def _scripts(argv: Sequence[str]) -> list[str]:
@@ -394,175 +440,3 @@ def _with_location(error: InvalidKey, where: str, *, from_file: bool) -> BadFile
         return BadFile(f"{where}: {error.message}", hint=error.hint)
     words = error.message.removeprefix(f"{error.key}: ")
     return BadRequest(f"{where}: {words}" if where else words, hint=error.hint)
-
-
-_OPTIONS: Final = (
-    click.argument("file", nargs=-1, metavar="[FILE]"),
-    click.option("--name", metavar="NAME", help="Name of the job; default: the first word of the command."),
-    click.option(
-        "-g",
-        "--gpus",
-        type=GPUS,
-        metavar="GPUS",
-        help="GPUs of the whole job: 8, 2x8, h200:8, a100-80gb:8, 4xh200:8; h200,h100:8 accepts either, any-60gb:8 all of 60 GB. Part of one: 1/4, 20GiB. MIG slice: h100.1g.10gb.",
-    ),
-    click.option("-N", "--nodes", type=NODES, metavar="N", help="Number of nodes; 2..8 for an elastic job."),
-    click.option("--gpus-per-node", type=int, metavar="N", help="GPUs on each node."),
-    click.option(
-        "--share", type=click.Choice(["mig", "mps", "time"]), help="How a part of a GPU is shared; default: mps."
-    ),
-    click.option("--tasks-per-node", type=int, metavar="N", help="Tasks on each node; default: one per GPU."),
-    click.option("--cpus", type=int, metavar="N", help="CPUs on each node."),
-    click.option(
-        "--resources",
-        metavar="NAME:N,...",
-        help="Other resources: those that nodes offer, per node, and licences of the whole job: scratch:100GiB,matlab:2.",
-    ),
-    click.option("--memory", type=MEMORY, metavar="MEM", help="Memory on each node: 64 (GiB), 512M."),
-    click.option(
-        "-e",
-        "--env",
-        multiple=True,
-        type=PAIR,
-        metavar="K=V",
-        help="Environment variable of every task; K alone copies its value from here.",
-    ),
-    click.option(
-        "--label",
-        "labels",
-        multiple=True,
-        type=LABEL,
-        metavar="K=V",
-        help="Label of the job, to list jobs by it (ps -l) and in reports; repeatable.",
-    ),
-    click.option(
-        "--secret",
-        "secrets",
-        multiple=True,
-        metavar="NAME",
-        help="Secret that every task gets as a variable of this name (phalanx secrets); repeatable.",
-    ),
-    click.option(
-        "--data",
-        multiple=True,
-        metavar="NAME=SOURCE",
-        help="Dataset that each node copies before the ranks start: train=s3://bucket/folder, tok=/nfs/tok; repeatable.",
-    ),
-    click.option(
-        "--data-mode",
-        type=click.Choice([mode.value for mode in DataMode]),
-        help="How the datasets reach the ranks: a copy on the node (stage), the address (stream), or a folder that is read on demand (mount).",
-    ),
-    click.option(
-        "--port",
-        "ports",
-        multiple=True,
-        metavar="[NAME=]PORT",
-        help="Port of a web program of the job, which a browser reaches at the head; repeatable.",
-    ),
-    click.option(
-        "--notify",
-        "notify",
-        multiple=True,
-        metavar="TO",
-        help="Mail address, channel, or '$NAME' of a secret with a URL, that gets messages about the job; repeatable.",
-    ),
-    click.option(
-        "--notify-on",
-        metavar="EVENTS",
-        help="Of which events: start,end,failure,stall,idle,requeue; all but requeue by default.",
-    ),
-    click.option(
-        "--on-end",
-        metavar="COMMAND",
-        help="Shell command that runs after the job has ended, in a job without GPUs; PHALANX_ENDED_STATE says how.",
-    ),
-    click.option("-t", "--time", type=DURATION, metavar="TIME", help="Time limit: 90m, 2h, HH:MM:SS, D-HH:MM:SS."),
-    click.option(
-        "--idle", type=DURATION, metavar="TIME", help="Park it after so long without work and without a client: 1h."
-    ),
-    click.option("--priority", type=int, metavar="N", help="Higher starts first."),
-    click.option("-q", "--queue", metavar="QUEUE", help="Queue of the job."),
-    click.option("-p", "--project", metavar="PROJECT", help="Project to charge."),
-    click.option(
-        "--retry", type=int, metavar="N", help="Restarts after a non-zero exit; lost nodes have their own budget."
-    ),
-    click.option(
-        "--warm", is_flag=True, default=None, help="Fork Python ranks from a process that has imported torch."
-    ),
-    click.option(
-        "--checkpoint",
-        metavar="FOLDER",
-        help="Place of checkpoints: a folder, or s3://bucket/folder; default: in the head's state folder.",
-    ),
-    click.option(
-        "--outputs",
-        metavar="URL",
-        help="Object store for PHALANX_OUTPUT_DIR: s3://bucket/folder; default: the head's state folder.",
-    ),
-    click.option("--setup", metavar="SHELL", help="Shell command to run once on each node before the tasks."),
-    click.option(
-        "--requirements",
-        metavar="FILE",
-        help="Packages to install once on each node: requirements.txt or pyproject.toml; or none.",
-    ),
-    click.option("--conda", metavar="NAME", help="Conda environment of the nodes to run in: its name or folder."),
-    click.option("--venv", metavar="FOLDER", help="Virtual environment of the nodes to run in."),
-    click.option("--uv", metavar="FILE", help="uv.lock from which each node makes the environment once."),
-    click.option("--modules", metavar="NAMES", help="Modules to load on each node: cuda/12,gcc."),
-    click.option("--image", metavar="IMAGE", help="Container image to run in, with podman or apptainer."),
-    click.option("-C", "--workdir", metavar="FOLDER", help="Working directory; default: the current one."),
-    click.option(
-        "--within",
-        metavar="LEVEL",
-        help="All nodes inside one domain of this level: spine, leaf, rack, nvlink or node.",
-    ),
-    click.option("--prefer", metavar="LEVEL", help="The same if possible; a wider placement rather than wait."),
-    click.option(
-        "--slice", type=int, metavar="N", help="Every N nodes, in rank order, inside one domain of --slice-within."
-    ),
-    click.option("--slice-within", metavar="LEVEL", help="Level of the slices."),
-    click.option(
-        "--no-preempt", "preemptible", is_flag=True, flag_value=False, default=None, help="Never preempt this job."
-    ),
-    click.option(
-        "--saves-on-stop",
-        is_flag=True,
-        default=None,
-        help="The job saves a checkpoint when asked to stop, so that stopping it is cheap.",
-    ),
-    click.option("--reservation", metavar="NAME", help="Run only on the nodes of this reservation."),
-    click.option("-w", "--nodelist", metavar="NODES", help="Place it only on these nodes: n0, gpu[001-004,007]."),
-    click.option("-x", "--exclude", metavar="NODES", help="Never place it on these nodes."),
-    click.option(
-        "--plan",
-        metavar="PLAN",
-        help="Layout of the model: auto, tp=2,pp=2,fsdp=2, or FILE.json of `phalanx plan --save`.",
-    ),
-    click.option(
-        "--copy", is_flag=True, help="Upload a copy of the working directory (honours .gitignore, at most 100 MB)."
-    ),
-    click.option(
-        "--depends-on",
-        "--dependency",
-        "depends_on",
-        metavar="JOBS",
-        help="Start after other jobs: 17, afterok:17:18, afterany:17, singleton.",
-    ),
-    click.option(
-        "-a",
-        "--array",
-        metavar="NUMBERS",
-        help="One job for each number: 0-99, 1,3,7-20:2; 0-99%8 for at most 8 at once.",
-    ),
-    click.option("-b", "--begin", metavar="WHEN", help="Earliest start: 2h (from now), 16:00, 2026-12-01T08:00."),
-    click.option("--hold", is_flag=True, default=None, help="Hold until `phalanx release`."),
-    click.option("--allow-never", is_flag=True, default=None, help="Submit the job even if it can never start here."),
-    click.option(
-        "--scale-down",
-        is_flag=True,
-        help="Lower the numbers of an #SBATCH script to what the cluster has, for a trial.",
-    ),
-    click.option("--grace", type=DURATION, metavar="TIME", help="Time from SIGTERM to SIGKILL; default 30s."),
-    click.option("--collective-timeout", type=DURATION, metavar="TIME", help="Timeout of collectives; default 10m."),
-)  # a table: one option a line

@@ -6,8 +6,6 @@ import re
 import sys
 from typing import Final, TextIO
 
-import msgspec
-
 from phalanx.cli.terminal import Terminal, rank_style, terminal
 
 _HELD_MAX: Final = 64 * 1024  # characters of an incomplete line that are buffered
@@ -124,6 +122,8 @@ class JsonPrinter:
 
     def write(self, epoch: int, stream: str, text: str) -> None:
         """Print one chunk."""
+        import msgspec  # a printer of text needs none
+
         print(msgspec.json.encode({**self._owner, "epoch": epoch, "stream": stream, "text": text}).decode())
 
     def flush(self) -> None:

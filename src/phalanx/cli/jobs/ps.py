@@ -13,10 +13,12 @@ from phalanx.cli.connection import connect
 from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
+from phalanx.cli.wait_text import wait_text
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_duration
 from phalanx.core.work.array import parse_array
-from phalanx.core.work.job import JobState, WaitReasonCode, code_beside
+from phalanx.core.work.exit_code import code_beside
+from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.wire.api.jobs import JobView, staging_text
 
@@ -249,8 +251,8 @@ def waiting_reason(job: JobView, now_s: float) -> str:
 
         return f"not before {format_time(job.begin_s, now_s)}"
     if job.reason == WaitReasonCode.STAGING and job.staging:
-        return cells.wait_text(job.reason, staging_text(job.staging))
-    return cells.wait_text(job.reason, job.detail)
+        return wait_text(job.reason, staging_text(job.staging))
+    return wait_text(job.reason, job.detail)
 
 
 def waste_text(job: JobView, now_s: float) -> str:

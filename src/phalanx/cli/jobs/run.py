@@ -10,7 +10,8 @@ import click
 
 from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
 from phalanx.cli.errors import warn
-from phalanx.cli.jobs.job_request import DoubleDashCommand, job_options, job_request
+from phalanx.cli.jobs.job_options import job_options
+from phalanx.cli.jobs.job_request import DoubleDashCommand, job_request
 from phalanx.cli.jobs.submit import submit_job
 from phalanx.cli.option_types import RANK
 from phalanx.cli.terminal import strip_control
@@ -48,45 +49,46 @@ def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool
         check_terminal()
         given["env"] = [("TERM", os.environ.get("TERM", "")), *given["env"]] if os.environ.get("TERM") else given["env"]
     wanted = job_request(context, given)
-    if wanted.spec.service is not None:
+    if wanted.is_service:
         raise BadRequest("run cannot follow a service, which has no end", hint="use phalanx submit FILE")
     if wanted.plan_request is not None:
         from phalanx.cli.plan.job_plan import resolve_plan
 
         wanted = resolve_plan(connect(), wanted)
     if dry_run:
+        wanted.judge()
         from phalanx.cli.jobs.dry_run import show_dry_run
 
         show_dry_run(connect(), wanted, as_json=as_json)
         return 0
     if as_json:
         raise BadRequest("--json needs --dry-run", hint="phalanx submit --json prints the job")
-    if wanted.spec.array and not detach:
+    if wanted.is_array and not detach:
         raise BadRequest("--array: run cannot follow the output of an array", hint="use phalanx submit --wait")
-    head = connect()
+    with wanted.own_faults_first():
+        head = connect()
     taken = submit_job(head, wanted)
-    print(strip_control(f"job {taken.id} ({wanted.spec.name}): {'; '.join(taken.notes)}"), file=sys.stderr, flush=True)
+    print(strip_control(f"job {taken.id} ({taken.name}): {'; '.join(taken.notes)}"), file=sys.stderr, flush=True)
     for line in taken.warnings:
         warn(f"warning: {line}")
     if detach:
-        verb = "show" if wanted.spec.array else "shell" if wanted.spec.terminal else "attach"
+        verb = "show" if wanted.is_array else "shell" if terminal else "attach"
         print(f"next: phalanx {verb} {taken.id}", file=sys.stderr)
         return 0
     if terminal:
         from phalanx.cli.sessions.terminal_session import attach_terminal
 
-        return attach_terminal(head, taken.id, idles=wanted.spec.idle_s is not None)
+        return attach_terminal(head, taken.id, idles=wanted.idles)
     try:
         # Imported after the submission, to start the job sooner.
         from phalanx.cli.jobs.job_follower import follow_job
-        from phalanx.core.work.job_file.launchers import known_task_count
 
         return follow_job(
             connect(FOLLOW_PATIENCE_S),
             taken.id,
             rank=rank,
-            tasks=known_task_count(wanted.spec.role),
-            idles=wanted.spec.idle_s is not None,
+            tasks=taken.tasks,
+            idles=wanted.idles,
         )
     except KeyboardInterrupt:
         from phalanx.cli.jobs.interrupt import detach_or_cancel

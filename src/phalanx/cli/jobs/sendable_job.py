@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import IO, TYPE_CHECKING, cast
 
-from phalanx.cli.cells import count
 from phalanx.cli.connection import shares_file_system
 from phalanx.cli.errors import warn
 from phalanx.cli.jobs.job_request import JobRequest, check_local_files
 from phalanx.core.errors import BadFile
-from phalanx.core.units import format_bytes
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -31,14 +29,16 @@ def sendable_mapping(head: Client, wanted: JobRequest) -> dict[str, object]:
     shared = shares_file_system(head)
     if wanted.copy or not (shared or wanted.again):
         return {**mapping, **_send_copy(head, wanted.spec)}
-    if shared and not wanted.spec.upload:
-        check_local_files(wanted.spec)
+    if shared and (wanted.plain or not wanted.spec.upload):
+        check_local_files(wanted)
     return mapping
 
 
 def _send_copy(head: Client, spec: JobSpec) -> dict[str, object]:
     """Upload a copy of the working directory; return the job keys for the copy and its requirements."""
+    from phalanx.cli.cells import count
     from phalanx.client.workdir_archive import archive_workdir, read_archive_member
+    from phalanx.core.units import format_bytes
     from phalanx.node.logic.requirements import default_requirements_file
 
     packed = archive_workdir(spec.workdir)

@@ -9,18 +9,12 @@ import click
 
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
-from phalanx.cli.jobs.job_request import (
-    DoubleDashCommand,
-    F,
-    JobRequest,
-    job_options,
-    job_request,
-)
+from phalanx.cli.jobs.job_options import F, job_options
+from phalanx.cli.jobs.job_request import DoubleDashCommand, JobRequest, job_request
 from phalanx.cli.jobs.sendable_job import sendable_mapping
 from phalanx.cli.option_types import DURATION
 from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest, NeverFits
-from phalanx.core.units import parse_duration_s
 
 if TYPE_CHECKING:
     from phalanx.client import Client, Submission
@@ -62,8 +56,9 @@ def submit(
     phalanx submit job.yaml
     """  # noqa: D301 - click reads the backspace character itself
     wanted = job_request(context, given)
-    head = connect()
-    if wanted.spec.service is not None:
+    with wanted.own_faults_first():
+        head = connect()
+    if wanted.is_service:
         if wait or dry_run:
             raise BadRequest("--wait, --dry-run: a service does not end", hint="phalanx show NAME --watch follows it")
         from phalanx.cli.serve.services import submit_service
@@ -82,6 +77,7 @@ def submit_and_wait(
 
         wanted = resolve_plan(head, wanted)
     if dry_run:
+        wanted.judge()
         from phalanx.cli.jobs.dry_run import show_dry_run
 
         show_dry_run(head, wanted, as_json=as_json)
@@ -96,15 +92,16 @@ def submit_and_wait(
     elif quiet:
         print(taken.id)
     else:
-        print(strip_control(f"job {taken.id} submitted: {wanted.spec.name}"))
+        print(strip_control(f"job {taken.id} submitted: {taken.name}"))
         for note in taken.notes:
             print(f"  {note}")
         if not wait:
-            print(f"next: phalanx {'show' if wanted.spec.array else 'attach'} {taken.id}")
+            print(f"next: phalanx {'show' if wanted.is_array else 'attach'} {taken.id}")
     sys.stdout.flush()
     if not wait:
         return 0
     from phalanx.cli.jobs.job_end import wait_for_end
+    from phalanx.core.units import parse_duration_s
 
     return wait_for_end(head, taken.id, None if timeout is None else parse_duration_s(timeout))
 
@@ -117,9 +114,11 @@ def submit_job(head: Client, wanted: JobRequest) -> Submission:
     Raises:
         PhalanxError: the head rejects the job, or does not answer.
     """
-    mapping = sendable_mapping(head, wanted)
+    with wanted.own_faults_first():
+        mapping = sendable_mapping(head, wanted)
     try:
-        return head.submit(mapping)
+        with wanted.own_faults_first():
+            return head.submit(mapping)
     except (BadRequest, NeverFits) as error:
         if wanted.slurm_names is not None:
             from phalanx.cli.jobs.sbatch_script import node_shapes, too_large

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from phalanx.cli.cells import bar, count, wait_text
+from phalanx.cli.cells import bar, count
 from phalanx.cli.connection import shares_file_system
 from phalanx.cli.jobs.job_end import end_summary, exit_code
 from phalanx.cli.jobs.job_follower import StatusLine
 from phalanx.cli.plan.calibration_nodes import CalibrationNodes, gpu_of
 from phalanx.cli.terminal import strip_control, terminal
+from phalanx.cli.wait_text import wait_text
 from phalanx.core.errors import PhalanxError, TooLarge
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.work.job import JobState

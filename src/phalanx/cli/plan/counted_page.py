@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import click
@@ -81,7 +80,7 @@ def counted_page(answer: CountedAnswer, screen: Terminal) -> list[str]:
         ]
         for one in answer.plans
     ]
-    lines += [f"  {line}" for line in table(columns, rows, replace(screen, width=screen.width - 2))]
+    lines += [f"  {line}" for line in table(columns, rows, screen._replace(width=screen.width - 2))]
     best = answer.plans[0]
     for title, items, formatted in (
         (f"memory of {best.text}", best.memory_bytes, format_decimal_bytes),

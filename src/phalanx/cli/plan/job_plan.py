@@ -68,7 +68,7 @@ def resolve_plan(head: Client, wanted: JobRequest) -> JobRequest:
         rates = ", ".join(f"{model} {1.0 / speed / gpus.total:.3g} s" for model, speed in speeds.items())
         print(f"with this layout a step takes: {rates}", file=sys.stderr)
         mapping["planned_speeds"] = speeds
-    return replace(wanted, mapping=mapping, plan_request=None)
+    return wanted._replace(mapping=mapping, plan_request=None)
 
 
 def _speeds_by_model(head: Client, request: PlanRequest, gpus: GpuRequest, layout: str) -> dict[str, float]:

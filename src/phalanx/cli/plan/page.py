@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from phalanx.cli import cells
@@ -174,4 +173,4 @@ def _titled(title: str, lines: Sequence[str], screen: Terminal) -> list[str]:
 
 def _narrower(screen: Terminal) -> Terminal:
     """Return the screen less the indentation of titled sections."""
-    return replace(screen, width=screen.width - 2)
+    return screen._replace(width=screen.width - 2)

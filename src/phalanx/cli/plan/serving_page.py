@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from phalanx.cli.tables import Cell, Column, table
@@ -52,7 +51,7 @@ def _layouts(several: Sequence[ServedLayout], screen: Terminal) -> list[str]:
         Column(title="$/M OUT", right=True, drop_order=1, hide_empty=True),
     )
     rows = [_row(one, "bold" if number == 0 else "") for number, one in enumerate(several)]
-    return table(columns, rows, replace(screen, width=screen.width - 2))
+    return table(columns, rows, screen._replace(width=screen.width - 2))
 
 
 def _row(one: ServedLayout, style: str) -> list[Cell | str]:

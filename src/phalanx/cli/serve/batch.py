@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from phalanx.cli.cells import count, wait_text
+from phalanx.cli.cells import count
 from phalanx.cli.completion import complete_services
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import print_error
@@ -25,6 +25,7 @@ from phalanx.cli.option_types import GrammarType
 from phalanx.cli.serve.rollout_options import JSON_OPTION
 from phalanx.cli.serve.service_lookup import require_service
 from phalanx.cli.terminal import strip_control
+from phalanx.cli.wait_text import wait_text
 from phalanx.core.errors import BadFile, NotFound, Unreachable
 from phalanx.core.units import format_bytes, format_duration, parse_duration_s
 from phalanx.core.work.job import JobState

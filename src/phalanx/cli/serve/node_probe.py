@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from phalanx.cli.cells import wait_text
 from phalanx.cli.jobs.job_end import end_summary
 from phalanx.cli.jobs.job_follower import StatusLine
 from phalanx.cli.jobs.log_pages import all_pages
 from phalanx.cli.serve.inference_engines import ENGINES
 from phalanx.cli.serve.model_files import CONFIG_BYTES_MAX, FILES_MAX, ModelFiles, model_files
+from phalanx.cli.wait_text import wait_text
 from phalanx.core.errors import Conflict, WaitTimedOut
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.units import format_duration

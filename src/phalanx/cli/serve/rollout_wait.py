@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from phalanx.cli.cells import bar, count, wait_text
+from phalanx.cli.cells import bar, count
 from phalanx.cli.jobs.job_follower import StatusLine
 from phalanx.cli.jobs.logs import print_tail
 from phalanx.cli.terminal import terminal
+from phalanx.cli.wait_text import wait_text
 from phalanx.core.errors import Conflict, PhalanxError, Unreachable, WaitTimedOut
 from phalanx.core.lifecycle.service import ROLLOUT_RESTARTS_MAX
 from phalanx.core.units import format_duration

@@ -10,6 +10,7 @@ from phalanx.cli.list_output import ListView
 from phalanx.cli.serve.model_source import source_text
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
+from phalanx.cli.wait_text import wait_text
 from phalanx.core.units import format_duration, format_latency
 from phalanx.core.work.job import JobState
 from phalanx.core.work.services.revision_changes import KeyChange
@@ -139,7 +140,7 @@ def _replica_rows(detail: ServiceDetail) -> list[list[Cell | str]]:
                 ", ".join(job.nodes) if job.state is JobState.RUNNING else "",
                 "" if end is None else f"{end.address}:{end.port}",
                 str(job.restarts) if job.restarts else "",
-                cells.wait_text(job.reason, job.detail) if job.state is JobState.PENDING else job.sleep_why,
+                wait_text(job.reason, job.detail) if job.state is JobState.PENDING else job.sleep_why,
             ]
         )
     return rows

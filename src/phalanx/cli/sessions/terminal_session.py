@@ -7,8 +7,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
 from phalanx.cli.jobs.job_end import end_summary, exit_code
 from phalanx.cli.jobs.job_follower import StatePrinter, StatusLine
@@ -17,7 +15,6 @@ from phalanx.client import terminal_relay
 from phalanx.core.errors import BadRequest, Conflict, TryLater, Unreachable
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
-from phalanx.wire.api.output import StateEvent
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -70,10 +67,12 @@ def await_running(job_id: str) -> None:
     try:
         for event in head.follow_events(job_id):
             if event.kind == "state":
-                state = msgspec.convert(event.fields, StateEvent)
-                if state.state is JobState.RUNNING and state.attempt_state is AttemptState.RUNNING:
+                if (event.fields["state"], event.fields.get("attempt_state")) == (
+                    JobState.RUNNING,
+                    AttemptState.RUNNING,
+                ):
                     return
-                printer.show(state, head, job_id)
+                printer.show(event.fields, head, job_id)
     finally:
         status.clear()
 

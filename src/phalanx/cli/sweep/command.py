@@ -10,7 +10,7 @@ import click
 
 from phalanx.cli.command_groups import CommandGroup
 from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
-from phalanx.cli.jobs.job_request import job_options
+from phalanx.cli.jobs.job_options import job_options
 from phalanx.cli.list_output import to_json
 from phalanx.cli.sweep.parameter_options import ParameterCommand
 from phalanx.core.errors import BadRequest, Conflict, NotFound

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Final
 
 import click
@@ -32,7 +31,7 @@ def top(once: bool) -> None:
         head = connect()
         from phalanx.cli.top.rendering import once_lines
 
-        plain = replace(terminal(), colour=False)
+        plain = terminal()._replace(colour=False)
         print("\n".join(once_lines(head.overview(), head.fleet(), plain)))
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):

@@ -12,11 +12,13 @@ from phalanx.cli import cells
 from phalanx.cli.jobs.ps import job_lines
 from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.cli.top.fleet_grid import count_letters, held_gpus
+from phalanx.cli.wait_text import wait_text
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.fleet.node_pool import PoolNodeState
 from phalanx.core.ids import NodeId
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import JobState, code_beside
+from phalanx.core.work.exit_code import code_beside
+from phalanx.core.work.job import JobState
 from phalanx.wire.api.cell_states import CellState
 from phalanx.wire.api.fleet import FleetFrame
 from phalanx.wire.api.head import Overview
@@ -162,7 +164,7 @@ def job_line(job: JobView) -> str:
     """Describe a job in one line: why it waits, where it runs or how it ended, and its command."""
     match job.state:
         case JobState.PENDING:
-            status = f"waits: {cells.wait_text(job.reason, job.detail)}"
+            status = f"waits: {wait_text(job.reason, job.detail)}"
         case JobState.RUNNING:
             status = f"runs on {', '.join(job.nodes)}"
         case _:
@@ -192,7 +194,7 @@ def job_row(job: JobView, now_s: float, titles: Sequence[str]) -> list[Text]:
     if job.utilization is not None and running:
         used = f"{cells.bar(job.utilization, 5, SCREEN)} {cells.percent(job.utilization)}"
     begun = job.started_s if job.started_s is not None and job.state is not JobState.PENDING else job.submit_s
-    waiting = cells.wait_text(job.reason, job.detail) if job.state is JobState.PENDING else job.detail
+    waiting = wait_text(job.reason, job.detail) if job.state is JobState.PENDING else job.detail
     where = ", ".join(job.nodes) if running else waiting
     cells_of = [
         Text(job.id, justify="right"),

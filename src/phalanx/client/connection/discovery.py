@@ -4,7 +4,6 @@ else from this user's state folder.
 
 from __future__ import annotations
 
-import glob
 import os
 from typing import Any, Final
 
@@ -77,6 +76,8 @@ def membership_urls(home: str | None) -> list[str]:
     joined = _heads_in(f"{folder}/heads.json")
     if not joined:
         return []
+    import glob
+
     learned = [
         url for path in sorted(glob.glob(f"{glob.escape(folder)}/nodes/*/heads.json")) for url in _heads_in(path)
     ]

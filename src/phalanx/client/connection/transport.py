@@ -7,7 +7,6 @@ second; a head that this client has reached before is retried for longer.
 from __future__ import annotations
 
 import http.client
-import logging
 import os
 import socket
 import ssl
@@ -18,8 +17,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from phalanx.client.connection.clusters import chosen_cluster
 from phalanx.client.connection.discovery import find_token, find_urls, own_ca_file
-from phalanx.client.connection.shared_tls import SharedTlsSocket
-from phalanx.client.connection.tls import cluster_context, context_for, handshake_error
 from phalanx.core.errors import BY_CODE, BadRequest, NotLeading, PhalanxError, TryLater, Unreachable
 from phalanx.core.hints import Hint, HintCode
 from phalanx.wire.head_http import (
@@ -279,8 +276,12 @@ class Transport:
 
     def _upgrade(self, path: str) -> ClientConnection:
         """Open a WebSocket on a new connection. Its messages wait in memory: its protocol must bound them."""
+        import logging
+
         from websockets.exceptions import InvalidHandshake, InvalidStatus
         from websockets.sync.client import connect
+
+        from phalanx.client.connection.shared_tls import SharedTlsSocket
 
         logger = logging.getLogger("phalanx.client.websocket")
         # At DEBUG it would log the token; its errors are raised as well, and would be printed with a traceback on the user's terminal.
@@ -375,6 +376,11 @@ class Transport:
         """
         if self._ca:
             return context_for_ca(self._ca)
+        from phalanx.client.connection.tls import (  # plain HTTP on this machine needs no trust
+            cluster_context,
+            context_for,
+        )
+
         cluster = None if self._url or self._home else chosen_cluster()
         if cluster is not None:
             return cluster_context(url, cluster)
@@ -425,6 +431,8 @@ def unreachable_error(transport: Transport, error: BaseException) -> Unreachable
             f"the head at {where} does not answer; it may be stopped or overloaded", hint=Hint(HintCode.CHECK_HEAD)
         )
     if where.startswith("https://"):
+        from phalanx.client.connection.tls import handshake_error
+
         tls_error = handshake_error(error, where)
         if tls_error is not None:
             return tls_error

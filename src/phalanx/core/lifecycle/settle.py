@@ -31,13 +31,13 @@ from phalanx.core.work.attempt import (
     Member,
     MemberState,
 )
+from phalanx.core.work.exit_code import code_beside
 from phalanx.core.work.failure import FailureReaction
 from phalanx.core.work.job import (
     BACKOFF_MAX_S,
     Job,
     JobState,
     WaitReasonCode,
-    code_beside,
 )
 
 _REASON = {

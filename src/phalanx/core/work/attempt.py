@@ -11,21 +11,12 @@ from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.work.allocation import Allocation
 from phalanx.core.work.failure import FailureDiagnosis, FailureEvidence
 from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.core.work.states import AttemptState as AttemptState  # noqa: PLC0414  # most modules need the records too, and take it from here
 
 FIRST_GENERATION: Final = Generation(0)
 
 
 TIME_LIMIT_NOTE: Final = "time limit"  # on exits of tasks that a supervisor itself ended at the job's time limit
-
-
-class AttemptState(enum.StrEnum):
-    """PLACED -> STARTING -> RUNNING -> STOPPING -> ENDED; an in-place restart goes back to PLACED under the same epoch."""
-
-    PLACED = "placed"  # committed; supervisors verify their devices and wait at the barrier
-    STARTING = "starting"  # ranks and addresses are assigned
-    RUNNING = "running"  # every rank has been exec'd
-    STOPPING = "stopping"  # asked to end, or partly ended; waits until every member is accounted for
-    ENDED = "ended"
 
 
 class MemberState(enum.StrEnum):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import enum
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,6 +11,9 @@ from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKi
 from phalanx.core.work.pace import MeasuredPace
 from phalanx.core.work.services.service_terms import ReplicaPosition
 from phalanx.core.work.spec import JobSpec
+from phalanx.core.work.states import TERMINAL_STATES as TERMINAL_STATES  # noqa: PLC0414  # most modules need the records too, and take it from here
+from phalanx.core.work.states import JobState as JobState  # noqa: PLC0414  # most modules need the records too, and take it from here
+from phalanx.core.work.states import WaitReasonCode as WaitReasonCode  # noqa: PLC0414  # most modules need the records too, and take it from here
 
 NO_EPOCH: Final = Epoch(0)  # a job without an attempt
 
@@ -20,59 +21,7 @@ NO_EPOCH: Final = Epoch(0)  # a job without an attempt
 COPY_NAME: Final = "data-of-"  # of a job that copies data for another, whose id follows
 
 
-class JobState(enum.StrEnum):
-    """PENDING waits (or waits again); the last four are terminal and never change."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    TIMEOUT = "timeout"
-
-    @property
-    def terminal(self) -> bool:
-        """Whether the job has ended for good."""
-        return self in TERMINAL_STATES
-
-
 BACKOFF_MAX_S: Final = 60.0  # longest wait between two failed starts
-TERMINAL_STATES: Final = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
-
-
-class WaitReasonCode(enum.StrEnum):
-    """Why a job waits: the one dominant reason."""
-
-    NEW = "new"  # not yet considered
-    RESOURCES = "resources"  # fits the fleet, but not the free capacity
-    NO_NODES = "no_nodes"  # no node is up
-    NEVER = "never"  # can never start: it exceeds the fleet or a limit even alone
-    NODES_DOWN = "nodes_down"  # would fit if nodes that are down or cordoned came back
-    HELD = "held"
-    PARKED = "parked"  # gave its GPUs back until it is resumed
-    QUEUE_CLOSED = "queue_closed"
-    BACKOFF = "backoff"  # short wait after a failed start
-    PREEMPTED = "preempted"
-    NODE_FAIL = "node_fail"
-    CRASH = "crash"
-    START_FAIL = "start_fail"
-    REQUEUED = "requeued"
-    DRAINED = "drained"  # its node was drained while it ran
-    CONTENDED = "contended"  # a shared engine gave its place to other jobs
-    ENGINE_LIMIT = "engine_limit"  # a limit of a shared engine keeps it from starting
-    MOVED = "moved"  # continues elsewhere shortly
-    DEPENDENCY = "dependency"  # other jobs must end first
-    STAGING = "staging"  # its data is copied to its nodes before it holds GPUs
-    BEGIN_TIME = "begin_time"  # not before the requested begin time
-    ARRAY_LIMIT = "array_limit"  # the array's limit of running elements is reached
-    QUOTA = "quota"  # its queue is at its quota
-    USER_LIMIT = "user_limit"  # its user is at the queue's limit per user
-    BUDGET = "budget"  # its queue has spent its GPU-hours of the period
-    LICENCE = "licence"  # other jobs hold the seats of a licence
-    TOPOLOGY = "topology"  # enough is free, but not within one domain
-    PRIORITY = "priority"  # jobs ahead of it take the free capacity
-    RESERVATION = "reservation"  # nodes are reserved
-    CLAIMED = "claimed"  # running jobs on its nodes save and stop first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,9 +119,3 @@ def dependency_reason(unmet: Sequence[Dependency]) -> WaitReasonCode:
     """The reason of a job with unmet conditions: STAGING if all of them are copies of its data."""
     staging = all(one.kind is DependencyKind.DATA for one in unmet)
     return WaitReasonCode.STAGING if staging else WaitReasonCode.DEPENDENCY
-
-
-def code_beside(code: int | None, why: str) -> str:
-    """`exit code 3` of a failed job, to be printed beside why it failed; empty for success, and if `why` names the code itself."""
-    text = f"exit code {code}"
-    return "" if not code or re.search(rf"\b{text}\b", why) else text

@@ -11,7 +11,8 @@ from phalanx.core.resources import Extras, Resources
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.job_file.data_sources import DataMode, local_path
+from phalanx.core.work.job_file.data_mode import DataMode
+from phalanx.core.work.job_file.data_sources import local_path
 from phalanx.core.work.job_file.notify import NotifyTerms
 from phalanx.core.work.job_file.on_end import OnEnd
 from phalanx.core.work.job_file.requirements import NO_REQUIREMENTS

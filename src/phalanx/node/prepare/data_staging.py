@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 
 from phalanx.core.units import parse_memory_bytes
-from phalanx.core.work.job_file.data_sources import DataMode, local_path
+from phalanx.core.work.job_file.data_mode import DataMode
+from phalanx.core.work.job_file.data_sources import local_path
 from phalanx.node.data.dataset_cache import DatasetCache
 from phalanx.node.data.held_datasets import HeldDatasets, read_about
 from phalanx.node.files.cache_folder import make_cache

@@ -16,7 +16,7 @@ from typing import Final
 
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.work.job import PublishedCheckpoint
-from phalanx.core.work.job_file.data_sources import DataMode
+from phalanx.core.work.job_file.data_mode import DataMode
 from phalanx.core.work.share import DeviceShare, ShareKind
 from phalanx.node.data.held_datasets import HeldDatasets
 from phalanx.node.files.job_accounts import (

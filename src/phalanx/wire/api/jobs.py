@@ -272,10 +272,11 @@ class SubmitReply(msgspec.Struct, frozen=True, kw_only=True):
     """The job as committed, and notes for the user: "2 nodes x 8 = 16 GPUs", "16 tasks: ...".
 
     For an array, `job` is the first element, and `array_id` names the array. `warnings`: why nothing here now can run it, or why it can
-    never start although it was accepted.
+    never start although it was accepted. `tasks`: number of tasks of the job; None if its placement decides.
     """
 
     job: JobView
+    tasks: int | None = None
     notes: list[str] = []
     warnings: list[str] = []
     array_id: str = ""

@@ -53,7 +53,7 @@ class LogsReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's state: its first, and each change."""
+    """A job's state: its first, and each change. `devices`: how many it holds on each of `nodes`; empty where it holds MIG slices."""
 
     job_id: JobId
     state: JobState
@@ -63,6 +63,7 @@ class StateEvent(msgspec.Struct, frozen=True, kw_only=True):
     generation: Generation = Generation(0)
     attempt_state: AttemptState | None = None
     nodes: list[NodeId] = []
+    devices: list[int] = []
 
 
 class EndEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,9 +11,6 @@ from phalanx.core.fleet.mig import MigProfile
 from phalanx.core.ids import JobId
 from phalanx.core.work.gpus import GpuRequest
 
-JUDGED_MIN_S: Final = 600.0
-"""A shorter run says too little: imports, compilation and the first epoch take minutes. Job Defense Shield's examples leave out up to 61 minutes,
-because they judge many jobs of a user together."""
 OBSERVED_MIN: Final = 0.5  # of the run, covered by samples; below that the use is unknown
 
 

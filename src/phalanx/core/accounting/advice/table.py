@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 
 from phalanx.core.accounting.advice import gpu_checks as gpu
 from phalanx.core.accounting.advice import host_checks as host
-from phalanx.core.accounting.advice.evidence import JUDGED_MIN_S, Advice, JobEvidence, Topic
+from phalanx.core.accounting.advice.evidence import Advice, JobEvidence, Topic
+from phalanx.core.accounting.advice.judged_time import JUDGED_MIN_S
 
 
 class Check(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.fleet.node import HeldDataset
 from phalanx.core.ids import NodeId
 from phalanx.core.units import format_bytes, format_duration
+from phalanx.core.work.job_file.data_mode import DataMode
 
 DATA_VARIABLE: Final = "PHALANX_DATA_"  # and the dataset's name in capitals
 SOURCES_MAX: Final = 32
@@ -25,14 +25,6 @@ OBJECT_STORES: Final = ("s3", "gs", "az")
 _SCHEMES: Final = (*OBJECT_STORES, "http", "https", "hf")
 _MOUNTED: Final = (*OBJECT_STORES, "http", "https")
 _KNOWN: Final = "a folder such as /nfs/train, or s3:// gs:// az:// https:// hf://"
-
-
-class DataMode(enum.StrEnum):
-    """STAGE: a copy on each node's disk. STREAM: the job gets the address and reads by itself. MOUNT: a folder that reads the source on demand."""
-
-    STAGE = "stage"
-    STREAM = "stream"
-    MOUNT = "mount"
 
 
 def parse_data(value: object) -> tuple[tuple[tuple[str, str], ...], DataMode]:

@@ -16,7 +16,7 @@ from phalanx.core.units import GIB, MIB, exact_duration
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job_file.begin_time import begin_text
 from phalanx.core.work.job_file.command import plain_command_words
-from phalanx.core.work.job_file.data_sources import DataMode
+from phalanx.core.work.job_file.data_mode import DataMode
 from phalanx.core.work.job_file.keys import KEY_KINDS
 from phalanx.core.work.job_file.notify import DEFAULT_EVENTS, NotifyTerms
 from phalanx.core.work.job_file.on_end import ON_END_LIMIT_S, OnEnd

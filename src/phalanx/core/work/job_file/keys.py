@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from phalanx.core.errors import BadFile
-from phalanx.core.work.nearest_match import unknown_key_hint
 
 
 class ValueKind(enum.Enum):
@@ -138,6 +137,8 @@ class InvalidKey(BadFile):
 
 def unknown_key_error(key: str) -> InvalidKey:
     """The error for an unknown key, with the nearest match."""
+    from phalanx.core.work.nearest_match import unknown_key_hint  # most keys are known
+
     return InvalidKey(f"unknown key {key!r}", key=key, hint=unknown_key_hint(key, KEY_KINDS, KEY_OF_SYNONYM))
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.core.work.gpus import GpuRequest
+from phalanx.core.work.job_file.shape_note import plural, shape_note
 from phalanx.core.work.spec import LaunchMode, Role
 
 MPI_LAUNCHERS: Final = frozenset(
@@ -128,16 +129,16 @@ def launch_notes(role: Role, devices_by_node: Sequence[int] = ()) -> list[str]:
     if share is not None:
         nodes = role.gpus.nodes or 1
         part = (
-            f"{share.count} MIG {_plural('slice', share.count)} {share.profile}"
+            f"{share.count} MIG {plural('slice', share.count)} {share.profile}"
             if share.profile
             else f"{share} of a GPU"
         )
-        return [f"{nodes} {_plural('node', nodes)} x {part}", _tasks_note(role, [share.count] * nodes)]
+        return [f"{nodes} {plural('node', nodes)} x {part}", _tasks_note(role, [share.count] * nodes)]
     if shape:
         return [_cpu_note(role, shape)] if not any(shape) else [shape_note(shape), _tasks_note(role, shape)]
     count = role.gpus.total
     kind = "" if role.gpus.model is None else f" {role.gpus.model.upper()}"
-    return [f"{count}{kind} {_plural('GPU', count)}, on as few nodes as possible", _unplaced_note(role, count)]
+    return [f"{count}{kind} {plural('GPU', count)}, on as few nodes as possible", _unplaced_note(role, count)]
 
 
 def role_notes(role: Role, devices: Sequence[Sequence[int]]) -> list[str]:
@@ -145,7 +146,7 @@ def role_notes(role: Role, devices: Sequence[Sequence[int]]) -> list[str]:
     shapes = []
     for one, on_nodes in zip(role.each, devices, strict=True):
         nodes = one.gpus.nodes or 1
-        on_cpus = f"CPUs of {nodes} {_plural('node', nodes)}"
+        on_cpus = f"CPUs of {nodes} {plural('node', nodes)}"
         shapes.append(launch_notes(one, on_nodes)[0] if one.gpus.total else on_cpus)
     named = [f"component {number}: {shape}" for number, shape in enumerate(shapes)]
     return ["; ".join(named), "1 task: the script, on the first node of component 0"]
@@ -170,23 +171,13 @@ def alternatives_notes(role: Role, devices: Sequence[Sequence[int] | None]) -> l
     return ["one of " + "; ".join(shapes), " or ".join(tasks) + (ends.pop() if len(ends) == 1 else "")]
 
 
-def shape_note(devices_by_node: Sequence[int]) -> str:
-    """`2 nodes x 8 = 16 GPUs`; uneven ones as `2 nodes, 3 + 1 = 4 GPUs`; `0 GPUs: CPUs of 1 node`."""
-    nodes, total = len(devices_by_node), sum(devices_by_node)
-    if total == 0:
-        return f"0 GPUs: CPUs of {nodes} {_plural('node', nodes)}"
-    if len(set(devices_by_node)) == 1:
-        return f"{nodes} {_plural('node', nodes)} x {devices_by_node[0]} = {total} {_plural('GPU', total)}"
-    return f"{nodes} nodes, {' + '.join(map(str, devices_by_node))} = {total} GPUs"
-
-
 def _cpu_note(role: Role, devices_by_node: Sequence[int]) -> str:
     """`0 GPUs: 1 task on CPUs`; with its nodes if there are several, and with what decided the number of tasks."""
     nodes = len(devices_by_node)
     tasks = sum(_tasks_shown(role, devices) for devices in devices_by_node)
     where = "" if nodes == 1 else f" of {nodes} nodes"
     frequency = "" if nodes == tasks == 1 else f", {_frequency_text(role, cpu_only=True)}"
-    return f"0 GPUs: {tasks} {_plural('task', tasks)} on CPUs{where}{frequency}"
+    return f"0 GPUs: {tasks} {plural('task', tasks)} on CPUs{where}{frequency}"
 
 
 def _tasks_shown(role: Role, devices: int) -> int:
@@ -197,18 +188,18 @@ def _tasks_shown(role: Role, devices: int) -> int:
 def _tasks_note(role: Role, devices_by_node: Sequence[int]) -> str:
     tasks = [_tasks_shown(role, devices) for devices in devices_by_node]
     total, nodes = sum(tasks), len(tasks)
-    layout = f"{nodes} {_plural('node', nodes)} x {tasks[0]}" if len(set(tasks)) == 1 else " + ".join(map(str, tasks))
-    return f"{total} {_plural('task', total)}: {layout}, {_frequency_text(role, cpu_only=not any(devices_by_node))}"
+    layout = f"{nodes} {plural('node', nodes)} x {tasks[0]}" if len(set(tasks)) == 1 else " + ".join(map(str, tasks))
+    return f"{total} {plural('task', total)}: {layout}, {_frequency_text(role, cpu_only=not any(devices_by_node))}"
 
 
 def _unplaced_note(role: Role, gpus: int) -> str:
     if role.launch is LaunchMode.PER_DEVICE:
-        return f"{gpus} {_plural('task', gpus)}, one per GPU"
+        return f"{gpus} {plural('task', gpus)}, one per GPU"
     if role.launch is LaunchMode.PER_NODE:
         return f"one task on each node: {_frequency_text(role, cpu_only=False)}"
     if role.launch is LaunchMode.ONCE and role.tasks_per_node is None:
-        return f"{gpus} {_plural('task', gpus)}, {_frequency_text(role, cpu_only=False)}"
-    return f"{role.tasks_per_node} {_plural('task', role.tasks_per_node or 1)} on each node, as given by tasks_per_node"
+        return f"{gpus} {plural('task', gpus)}, {_frequency_text(role, cpu_only=False)}"
+    return f"{role.tasks_per_node} {plural('task', role.tasks_per_node or 1)} on each node, as given by tasks_per_node"
 
 
 def _frequency_text(role: Role, *, cpu_only: bool) -> str:
@@ -296,7 +287,3 @@ def _module_launcher(arguments: Sequence[str]) -> str | None:
             name = word.rsplit("/", 1)[-1]
             return name if name in _LAUNCHERS else None
     return None
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else word + "s"

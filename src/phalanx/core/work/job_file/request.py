@@ -27,7 +27,8 @@ from phalanx.core.work.gpus import (
 )
 from phalanx.core.work.job_file.begin_time import parse_begin_s
 from phalanx.core.work.job_file.command import command_of, job_name_of, launch_mode_of
-from phalanx.core.work.job_file.data_sources import DataMode, parse_data
+from phalanx.core.work.job_file.data_mode import DataMode
+from phalanx.core.work.job_file.data_sources import parse_data
 from phalanx.core.work.job_file.key_values import (
     PRINTABLE,
     read_duration_s,
