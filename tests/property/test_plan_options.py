@@ -26,7 +26,8 @@ ASKED = st.fixed_dictionaries(
         "offload": st.sampled_from((*[Offload.NONE] * 4, *Offload)),
         "stack": st.sampled_from((*[None] * 40, *stacks())),
         "layout": st.sampled_from((*[None] * 20, "fsdp=8", "dp=8", "single", "tp=2,fsdp=4,zero=1", "pp=2,dp=4")),
-        **dict.fromkeys(("seq", "global_batch", "prompt_tokens", "answer_tokens", "group"), COUNTS),
+        **dict.fromkeys(("seq", "global_batch", "prompt_tokens", "answer_tokens", "group", "updates"), COUNTS),
+        "cuda_graphs": st.sampled_from((*[None] * 8, "on", "off")),
     }
 )
 
@@ -34,7 +35,7 @@ ASKED = st.fixed_dictionaries(
 def _answer(asked):
     """Return the answer, or the error. Most draws have the options of rollouts for rollouts only."""
     if not asked["method"].startswith("grpo") and asked["seq"] != "7":
-        asked = {**asked, "prompt_tokens": None, "answer_tokens": None, "group": None}
+        asked = {**asked, "prompt_tokens": None, "answer_tokens": None, "group": None, "updates": None}
     try:
         return as_json(compute_plan({**_DEFAULTS, "fleet": None, "explain": True, "top": 3, **asked})), ""
     except PhalanxError as error:

@@ -29,6 +29,20 @@ def parse_tokens(text: object) -> float:
     return count
 
 
+def parse_switch(text: object, *, what: str) -> bool | None:
+    """Parse `on` or `off`; None is not stated.
+
+    Raises:
+        BadRequest: neither.
+    """
+    if text is None:
+        return None
+    word = str(text).strip().lower()
+    if word not in {"on", "off"}:
+        raise BadRequest(f"{what}: {str(text)[:60]!r} must be on or off")
+    return word == "on"
+
+
 def parse_count(text: object, *, what: str) -> int:
     """Parse a number of positions or sequences.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from phalanx.core.work.job_file.plan_key import layout_text
@@ -48,14 +49,15 @@ def compute_plan(
     Raises:
         PhalanxError: as `parse_plan_inputs`, or the layout cannot split the model or the batch.
     """
+    from phalanx.planner.cost.coefficients import replayed_physics, replayed_stack
     from phalanx.planner.facts.coefficient_table import physics
 
     question = parse_plan_inputs(options, home=home, fleet=fleet, files=files)
     asked = LayoutRequest(
         model=question.model,
         machine=question.machine,
-        physics=physics(),
-        stack=question.stack,
+        physics=replayed_physics(physics()) if question.cuda_graphs else physics(),
+        stack=replayed_stack(question.stack) if question.cuda_graphs else question.stack,
         seq=question.seq,
         global_batch=question.global_batch,
         tokens=question.tokens,
@@ -65,7 +67,7 @@ def compute_plan(
         optimizer=question.optimizer,
         offload=question.offload,
         objective=question.objective,
-        rollout=None if question.answers is None else _rollout(question.answers),
+        rollout=None if question.answers is None else _rollout(question.answers, question.cuda_graphs is not False),
     )
     answer = plan_layouts(asked, top=options["top"])
     best = answer.layouts[0] if answer.layouts else None
@@ -74,12 +76,17 @@ def compute_plan(
     return build_answer(question, asked, answer, simple, effects)
 
 
-def _rollout(answers: WrittenAnswers) -> RolloutRequest:
+def _rollout(answers: WrittenAnswers, graphs: bool) -> RolloutRequest:
     from phalanx.planner.facts.serving_facts import DEFAULT_ENGINE, find_serving_speed
 
     speed = find_serving_speed(DEFAULT_ENGINE)
     return RolloutRequest(
-        prompt=answers.prompt, answer=answers.answer, longest=answers.longest, group=answers.group, speed=speed
+        prompt=answers.prompt,
+        answer=answers.answer,
+        longest=answers.longest,
+        group=answers.group,
+        updates=answers.updates,
+        speed=replace(speed, graphs=float(graphs)),
     )
 
 

@@ -12,17 +12,22 @@ from phalanx.planner.cost.training_task import Objective, TrainingMethod
 from phalanx.plans.amounts import parse_count
 
 GROUP_DEFAULT: Final = 8  # answers to a prompt: trl's num_generations
-_FLAGS: Final = {"prompt_tokens": "in", "answer_tokens": "out", "group": "group"}
+UPDATES_DEFAULT: Final = 1  # on policy: verl and NeMo RL take four in their examples
+_FLAGS: Final = {"prompt_tokens": "in", "answer_tokens": "out", "group": "group", "updates": "updates"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenAnswers:
-    """What is written for each prompt: `group` answers. `prompt` and `answer` are mean tokens, `longest` is the limit of an answer."""
+    """What is written for each prompt: `group` answers. `prompt` and `answer` are mean tokens, `longest` is the limit of an answer.
+
+    `updates`: optimizer steps in which the answers of one step are used.
+    """
 
     prompt: int
     answer: int
     longest: int
     group: int
+    updates: int = UPDATES_DEFAULT
 
 
 def method_words() -> tuple[str, ...]:
@@ -74,4 +79,10 @@ def parse_answers(options: Mapping[str, Any], objective: Objective, seq: int) ->
             f"seq: a prompt of {prompt} tokens and a mean answer of {answer} are more than a sequence of {seq}",
             hint=f"--seq {prompt + 2 * answer}",
         )
-    return WrittenAnswers(prompt=prompt, answer=answer, longest=longest, group=counts.get("group", GROUP_DEFAULT))
+    return WrittenAnswers(
+        prompt=prompt,
+        answer=answer,
+        longest=longest,
+        group=counts.get("group", GROUP_DEFAULT),
+        updates=counts.get("updates", UPDATES_DEFAULT),
+    )

@@ -7,3 +7,4 @@ from typing import Final
 METHODS: Final = ("full", "lora", "qlora", "dpo", "dpo-lora", "dpo-qlora", "grpo", "grpo-lora", "grpo-qlora")
 OPTIMIZERS: Final = ("adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit")
 OFFLOADS: Final = ("none", "optimizer", "parameters")
+GRAPHS: Final = ("on", "off")

@@ -14,7 +14,7 @@ from phalanx.planner.cost.machine import Machine, Price
 from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.planner.cost.optimizers import Offload, OptimizerKind
 from phalanx.planner.cost.training_task import Objective, TrainingMethod
-from phalanx.plans.amounts import format_tokens, parse_count, parse_tokens
+from phalanx.plans.amounts import format_tokens, parse_count, parse_switch, parse_tokens
 from phalanx.plans.machine import PlannedFleet, machine_from_head, machine_from_options
 from phalanx.plans.method import WrittenAnswers, method_word, parse_answers, parse_method
 
@@ -25,7 +25,7 @@ SAMPLES_DEFAULT: Final = {
     Objective.DPO: (128, "pairs of answers per step"),  # recipes use 32 to 256
     Objective.GRPO: (512, "answers per step"),  # 64 prompts with the usual eight answers
 }
-_FLAGS: Final = {"prompt_tokens": "in", "answer_tokens": "out"}
+_FLAGS: Final = {"prompt_tokens": "in", "answer_tokens": "out", "cuda_graphs": "cuda-graphs"}
 # without fp8, which does not preserve the loss of every training and is used on request only
 _PRECISION_ORDER: Final = ("bf16", "fp16", "fp32")
 
@@ -54,6 +54,7 @@ class PlanInputs:
     offload: Offload = Offload.NONE
     objective: Objective = Objective.CROSS_ENTROPY
     answers: WrittenAnswers | None = None
+    cuda_graphs: bool | None = None
 
     @property
     def method_word(self) -> str:
@@ -125,6 +126,11 @@ def parse_plan_inputs(
             f"global batch {batch} is not divisible by groups of {answers.group} answers",
             hint=f"use a multiple of {answers.group}",
         )
+    if answers is not None and batch % answers.updates:
+        raise BadRequest(
+            f"global batch {batch} is not divisible by {answers.updates} updates", hint="use a divisor for --updates"
+        )
+    stack = _stack(options["stack"], model, precision, objective, method, offload, notes)
     inputs = PlanInputs(
         model=model,
         machine=machine,
@@ -133,7 +139,8 @@ def parse_plan_inputs(
         tokens=None if options["tokens"] is None else parse_tokens(options["tokens"]),
         method=method,
         precision=precision,
-        stack=_stack(options["stack"], model, precision, objective, method, offload, notes),
+        stack=stack,
+        cuda_graphs=parse_graphs(options.get("cuda_graphs"), stack),
         optimizer=optimizer,
         offload=offload,
         objective=objective,
@@ -173,6 +180,7 @@ def _stack(
         notes,
         adapters=method is not TrainingMethod.FULL,
         preferences=objective is not Objective.CROSS_ENTROPY,
+        writes=objective is Objective.GRPO,
         offload=offload is not Offload.NONE,
     )
 
@@ -185,10 +193,12 @@ def _stated(options: Mapping[str, Any], inputs: PlanInputs) -> str:
         "offload": inputs.offload.value,
         "precision": inputs.precision,
         "stack": inputs.stack.name,
+        "cuda_graphs": "on" if inputs.cuda_graphs else "off",
     }
     if inputs.answers is not None:
         answers = inputs.answers
         read |= {"prompt_tokens": answers.prompt, "answer_tokens": answers.answer, "group": answers.group}
+        read |= {"updates": answers.updates}
     return "".join(
         f" --{_FLAGS.get(name, name)} {value}"
         for name, value in read.items()
@@ -202,6 +212,21 @@ def format_price(price: Price | None) -> str:
         return ""
     region = f", {price.region}" if price.region else ""
     return f"${price.usd_per_gpu_hour:.2f} a GPU-hour ({price.offer}, {price.kind}{region}, {price.fact.date})"
+
+
+def parse_graphs(text: object, stack: Stack) -> bool | None:
+    """Return whether kernels are replayed from CUDA graphs; None for the default of each program: engines do, trainings do not.
+
+    Raises:
+        BadRequest: not on or off, or the training program cannot.
+    """
+    graphs = parse_switch(text, what="cuda-graphs")
+    if graphs and not stack.graphs:
+        raise BadRequest(
+            f"cuda-graphs: {stack.name} captures no training step",
+            hint="--stack megatron-core, or leave the option out",
+        )
+    return graphs
 
 
 def _optimizer(text: object) -> OptimizerKind:

@@ -14,7 +14,7 @@ from phalanx.cli.plan.counted_page import counted_options, print_counted_plan
 from phalanx.cli.plan.serving_options import print_serving_plan, refuse_without_serve, serving_options
 from phalanx.cli.terminal import terminal
 from phalanx.core.errors import BadRequest
-from phalanx.plans.option_words import METHODS, OFFLOADS
+from phalanx.plans.option_words import GRAPHS, METHODS, OFFLOADS
 
 TOP_DEFAULT: Final = 5
 
@@ -50,6 +50,11 @@ TOP_DEFAULT: Final = 5
 )
 @click.option("--group", metavar="N", help="With --method grpo: answers to each prompt. [default: 8]")
 @click.option(
+    "--updates",
+    metavar="N",
+    help="With --method grpo: optimizer steps in which the answers of one step are used. [default: 1]",
+)
+@click.option(
     "--optimizer",
     metavar="NAME",
     default="adamw",
@@ -71,6 +76,11 @@ TOP_DEFAULT: Final = 5
 )
 @click.option(
     "--stack", metavar="NAME", help="Training program to plan for: fsdp2-compile, megatron-core, deepspeed, ..."
+)
+@click.option(
+    "--cuda-graphs",
+    type=click.Choice(GRAPHS),
+    help="Whether kernels are replayed from CUDA graphs. [default: on in inference and rollouts, off in training]",
 )
 @click.option(
     "--instance",

@@ -25,10 +25,12 @@ PLAN_KEYS: Final = (
     "prompt_tokens",
     "answer_tokens",
     "group",
+    "updates",
     "optimizer",
     "offload",
     "precision",
     "stack",
+    "cuda_graphs",
     "tokens",
 )
 

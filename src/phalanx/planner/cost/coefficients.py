@@ -8,7 +8,7 @@ on sources that the fit did not use.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,10 @@ class Stack:
         host_copy_bytes: fetched per parameter where the parameters are on the host.
         scoring_passes: forward passes over written answers before the update: by the reference, and by the model itself, whose probabilities
             several updates need.
+        answers: how written answers of unequal length are computed together: "padded" to the longest, "packed" or "unpadded".
+        graphs: can replay its step from CUDA graphs.
+        sleeps: states and weights leave the device while the model writes answers.
+        reference_on_host: the reference lies in the memory of the host, and is exchanged with the model to score.
         optimizers: supported ones (`OptimizerKind`); all where empty.
         whole_gradients: under ZeRO 2, all micro-batches but the last add to unsharded gradients (FSDP) instead of reducing each time.
         accumulates_whole: under ZeRO 3 too, all micro-batches but the last add to whole gradients, in the width in which they are reduced.
@@ -147,6 +151,10 @@ class Stack:
     bucket_parameters: float = 0.0
     host_copy_bytes: float = 4.0
     scoring_passes: int = 2
+    answers: str = "unpadded"
+    graphs: bool = False
+    sleeps: bool = False
+    reference_on_host: bool = False
     optimizers: tuple[str, ...] = ()
     whole_gradients: bool = False
     accumulates_whole: bool = False
@@ -165,3 +173,13 @@ class Stack:
         """Return the share for this GPU: the entry with the longest key that is a prefix of its name."""
         key = max((key for key in self.flash_shares if gpu_name.startswith(key)), key=len)
         return self.flash_shares[key]
+
+
+def replayed_physics(physics: Physics) -> Physics:
+    """Return the physics of a training whose kernels are replayed from CUDA graphs, so that the host issues no kernel."""
+    return replace(physics, adapter_s=0.0, expert_host_s=0.0)
+
+
+def replayed_stack(stack: Stack) -> Stack:
+    """Do the same for the stack."""
+    return replace(stack, host_s=0.0, shard_host_s=0.0)

@@ -10,6 +10,7 @@ Legend: m micro-batches per step, p pipeline stages, v runs of layers per stage,
     scoring                                a forward pass of a frozen model over every sequence, where the loss has one; for answers that the
                                            model wrote, some stacks ask the model itself too
     rollout                                the model writes the answers, and gets its new weights before (`planner.serving.rollout`)
+    uneven answers                         what padding, or waiting for the rank with the longest ones, adds to training and scoring
     optimizer                              states read and written at memory bandwidth
 Sources: bubble of 1F1B and interleaved 1F1B, D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
 Megatron-LM", 2021, section 2.2; sharded data parallel, Y. Zhao et al., "PyTorch FSDP", 2023, section 3; states, S. Rajbhandari et al.,
@@ -21,6 +22,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from phalanx.core.work.layouts.layout import Axis, Layout, Recompute
 from phalanx.planner.cost.coefficients import Physics, Stack
@@ -78,7 +80,41 @@ class StepItem(enum.StrEnum):
     REFERENCE = "scoring"
     ROLLOUT = "rollout"
     WEIGHTS = "weights to the engine"
+    UNEVEN = "uneven answers"
     FIXED = "per step"
+
+
+_LINEAR: Final = (
+    StepItem.MATMUL,
+    StepItem.ELEMENTWISE,
+    StepItem.RECOMPUTATION,
+    StepItem.LOSS,
+    StepItem.TENSOR,
+    StepItem.CONTEXT,
+    StepItem.EXPERT,
+    StepItem.PIPELINE,
+    StepItem.REFERENCE,
+)
+"""Items that grow with the tokens of a step; attention grows with their squares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSeconds:
+    """What surrounds the training on answers that the model writes.
+
+    Attributes:
+        write_s, handover_s: of the answers, and of the engine and its weights before.
+        reference_s: to fetch the reference.
+        linear, square: time of a pass over all answers relative to as many of mean length: of products, and of attention.
+        updates: optimizer steps in one step.
+    """
+
+    write_s: float
+    handover_s: float
+    reference_s: float = 0.0
+    linear: float = 1.0
+    square: float = 1.0
+    updates: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +140,9 @@ class StepTimeCalculator:
         machine: Machine,
         physics: Physics,
         stack: Stack,
-        rollout: Callable[[Layout, float], tuple[float, float]] | None = None,
+        rollout: Callable[[Layout, float], RolloutSeconds] | None = None,
     ) -> None:
-        """`rollout` returns the seconds of the rollout and of the weights to its engine, for a layout and its resident bytes on a device."""
+        """`rollout` returns the times around the answers that are written, for a layout and its resident bytes on a device."""
         self.rollout = rollout
         self.task, self.machine, self.physics, self.stack = task, machine, physics, stack
         self.network = RankNetwork(machine, physics)
@@ -146,7 +182,7 @@ class StepTimeCalculator:
             items[StepItem.REFERENCE] = passes * self._reference_s(layout, output_s)
         if self.rollout is not None:
             held = estimate_computed(self.task, layout, self.machine.gpu, self.stack)
-            items[StepItem.ROLLOUT], items[StepItem.WEIGHTS] = self.rollout(layout, held.resident_bytes)
+            _put_rollout(items, self.rollout(layout, held.resident_bytes))
         return StepTime(items=items, total_s=sum(items.values()), stages=(stage_s, max(stage_s, busiest_s)))
 
     def _layer(self, layout: Layout) -> tuple[LayerTime, LayerTime]:
@@ -349,6 +385,16 @@ class StepTimeCalculator:
         if precision not in self._rates:
             self._rates[precision] = SustainedRates(self.machine, self.physics, self.stack, precision)
         return self._rates[precision]
+
+
+def _put_rollout(items: dict[StepItem, float], found: RolloutSeconds) -> None:
+    """Add what surrounds the training on written answers. Each update fills and empties the pipeline, and exchanges gradients."""
+    for item in (StepItem.BUBBLE, StepItem.GRADIENTS, StepItem.OPTIMIZER, StepItem.FIXED):
+        items[item] *= found.updates
+    uneven = (found.linear - 1.0) * sum(items[item] for item in _LINEAR)
+    items[StepItem.UNEVEN] = uneven + (found.square - 1.0) * items[StepItem.ATTENTION]
+    items[StepItem.REFERENCE] += found.reference_s
+    items[StepItem.ROLLOUT], items[StepItem.WEIGHTS] = found.write_s, found.handover_s
 
 
 def _busiest_stage(layers: int, layout: Layout, layer_s: float, output_s: float, embed_s: float) -> tuple[float, float]:

@@ -20,6 +20,8 @@ WIDER_STACK: Final = "megatron-core"
 """The default for features that `phalanx.torch` does not support: expert parallelism and fp8."""
 ADAPTER_STACK: Final = "transformers"
 """The default for LoRA and QLoRA, and for DPO and GRPO (trl), which `phalanx.torch` does not build."""
+WRITING_STACK: Final = "nemo-rl"
+"""The default for GRPO of mixtures."""
 OFFLOAD_STACK: Final = "deepspeed"
 """The default for full training with states on the host."""
 _COLUMNS: Final = TableColumns(required=("scope", "name", "value", "meaning"), optional=("prior", "spread"))
@@ -121,6 +123,7 @@ def default_stack(
     *,
     adapters: bool = False,
     preferences: bool = False,
+    writes: bool = False,
     offload: bool = False,
 ) -> Stack:
     """Return the default stack for a model, trained whole or by adapters; `notes` receives the reason if it is not `phalanx.torch`."""
@@ -136,6 +139,9 @@ def default_stack(
     if offload and precision in stacks()[OFFLOAD_STACK].precisions:
         notes.append(f"phalanx.torch keeps nothing on the host; planned for the stack {OFFLOAD_STACK} instead")
         return stacks()[OFFLOAD_STACK]
+    if writes and precision in stacks()[WRITING_STACK].precisions:
+        notes.append(f"trl splits no experts; planned for the stack {WRITING_STACK} instead")
+        return stacks()[WRITING_STACK]
     lacks = [
         *(["expert parallelism"] if model.mixture is not None and not own.experts else []),
         *([precision] if precision not in own.precisions else []),

@@ -35,7 +35,7 @@ FAILURES_MAX: Final = 50.0
 
 def training_task(request: LayoutRequest) -> TrainingTask:
     """Return the training task of a request."""
-    return TrainingTask(
+    task = TrainingTask(
         model=request.model,
         seq=request.seq,
         method=request.method,
@@ -43,21 +43,28 @@ def training_task(request: LayoutRequest) -> TrainingTask:
         optimizer=request.optimizer,
         offload=request.offload,
         objective=request.objective,
-        engine_bytes=0.0 if request.written is None else rollout_timer(request, request.written).least_bytes,
     )
+    if request.written is None:
+        return task
+    return replace(task, engine_bytes=_rollout_timer(request, task, request.written).least_bytes)
 
 
 def step_time_calculator(request: LayoutRequest) -> StepTimeCalculator:
     """Return the calculator of step times for this request; reuse it for many layouts."""
-    timer = None if request.written is None else rollout_timer(request, request.written)
+    timer = None if request.written is None else rollout_timer(request)
     task = replace(training_task(request), seq=request.mean_seq)
     return StepTimeCalculator(task, request.machine, request.physics, request.stack, timer)
 
 
-def rollout_timer(request: LayoutRequest, rollout: RolloutRequest) -> RolloutTimer:
-    """Return the timer of the rollouts of this request."""
+def rollout_timer(request: LayoutRequest) -> RolloutTimer:
+    """Return the timer of the rollouts of this request, whose objective is GRPO."""
+    assert request.written is not None
+    return _rollout_timer(request, training_task(request), request.written)
+
+
+def _rollout_timer(request: LayoutRequest, task: TrainingTask, rollout: RolloutRequest) -> RolloutTimer:
     network = RankNetwork(request.machine, request.physics)
-    return RolloutTimer(request.model, request.machine, network, rollout)
+    return RolloutTimer(task, request.machine, network, rollout, request.stack)
 
 
 def evaluate_layout(

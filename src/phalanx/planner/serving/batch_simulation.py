@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from random import Random
 
+from phalanx.planner.serving.answer_lengths import untruncated_mean
 from phalanx.planner.serving.iteration_time import IterationTimer
 
 
@@ -27,7 +28,8 @@ class RequestLoad:
         users: that ask at the same time.
         prompt, answer: tokens of each; `answer_spread` draws answers between 1 - spread and 1 + spread times that.
         answer_max: with it, answers end at every token with the same probability (a geometric length), at the latest at this one, and with
-            that mean: the least that one assumes of a length with a mean and a limit.
+            that mean (`answer_lengths`).
+        answer_longest: with it, one of the answers, in the middle of the queue, has this length.
         think_s: mean between an answer and the next question of a user, exponentially distributed.
         requests: how many are simulated; the first ask of each user is within `start_s`.
         again: a user asks again after the answer.
@@ -41,6 +43,7 @@ class RequestLoad:
     requests: int
     answer_spread: float = 0.0
     answer_max: int = 0
+    answer_longest: int = 0
     think_s: float = 0.0
     start_s: float = 0.0
     again: bool = True
@@ -99,6 +102,7 @@ class BatchSimulation:
         self._arrivals: list[tuple[float, int]] = []
         self._numbers = 0
         self._asked = 0
+        self._drawn = 0
         self._books = _Books()
 
     def run(self) -> ServingOutcome:
@@ -146,8 +150,11 @@ class BatchSimulation:
     def _draw(self) -> int:
         spread, mean = self._load.answer_spread, self._load.answer
         if self._load.answer_max:
+            self._drawn += 1
+            if self._load.answer_longest and self._drawn == self._load.requests // 2 + 1:
+                return self._load.answer_longest
             drawn = self._random.expovariate(1.0 / self._scale)
-            return max(1, min(self._load.answer_max, round(drawn)))
+            return max(1, min(self._load.answer_longest or self._load.answer_max, round(drawn)))
         return mean if not spread else max(1, round(mean * self._random.uniform(1.0 - spread, 1.0 + spread)))
 
     def _step(self) -> None:
@@ -225,15 +232,3 @@ class BatchSimulation:
             self._ask(self._now + think)
         elif not self._load.again and self._asked < self._load.requests:
             self._ask(self._now)
-
-
-def untruncated_mean(mean: float, most: float) -> float:
-    """Return the mean m of an exponential distribution that has this mean where it is cut at `most`: m (1 - exp(-most / m)) = mean."""
-    low, high = mean, 1e4 * most  # beyond, nearly all are cut
-    for _ in range(60):
-        middle = math.sqrt(low * high)
-        if middle * -math.expm1(-most / middle) < mean:
-            low = middle
-        else:
-            high = middle
-    return high

@@ -8,7 +8,8 @@ R sustained FLOP/s, B bytes/s of memory, W bytes of the weights that T tokens vi
     prompts       4 h k L sum(tokens x context) / (t R_flash)
     small kernels passes over the activations, and a fixed time per layer (launch, synchronisation)
     all-reduce    two per layer of T d numbers: latency and bytes over the links
-    host          a fixed time per iteration of the engine, and one per running request (sampling, scheduler)
+    host          a fixed time per iteration of the engine, and one per running request (sampling, scheduler); without CUDA graphs the host also
+                  issues the kernels of each layer one by one, and the iteration takes at least as long as that
 Of a mixture, T tokens visit E (1 - (1 - k/E)^T) of E experts if the router spreads them evenly.
 With p pipeline stages the running requests form p groups: an iteration takes p times a stage with 1/p of them.
 Sources: roofline after S. Williams, A. Waterman, D. Patterson, CACM 52(4), 2009; continuous batching: G. Yu et al., "Orca", OSDI 2022;
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from phalanx.planner.cost.machine import Gpu
 from phalanx.planner.serving.replica import PRODUCT_PRECISION, WEIGHT_BYTES, ReplicaLayout, ServedModel
@@ -46,6 +47,8 @@ class ServingSpeed:
         iteration_s: of the host, for each iteration.
         sequence_s: of the host, for each running request and iteration.
         request_s: before the first iteration: network, tokenizer.
+        eager_layer_s: of the host, to issue the kernels of one layer without a CUDA graph; 0 where the engine is not written in Python.
+        graphs: 1 if iterations replay CUDA graphs, else 0.
         chunk: the most tokens in one iteration.
         requests_max: the most running requests.
         unsplit: 1 if one processor reads the whole context of a head, 0 if many share it (flash decoding).
@@ -68,6 +71,8 @@ class ServingSpeed:
     iteration_s: float
     sequence_s: float
     request_s: float
+    eager_layer_s: float = 0.0
+    graphs: float = 1.0
     chunk: float = 8192.0
     requests_max: float = 2048.0
     unsplit: float = 0.0
@@ -155,7 +160,7 @@ class IterationTimer:
         fixed = self._layers * (speed.layer_s + (speed.prompt_layer_s if prompt else 0.0))
         reduced = 2.0 * self._layers * (self._reduce_s + self._reduce_token_s * tokens)
         sent = 0.0 if stages == 1 else self._hop_token_s * tokens + 2.0 * speed.reduce_s
-        return IterationParts(
+        device = IterationParts(
             products=products * stages,
             cache=cache * stages,
             prompts=self._prompt_s * pairs * stages,
@@ -163,6 +168,10 @@ class IterationTimer:
             communication=(reduced + sent) * stages,
             host=speed.iteration_s + speed.sequence_s * running,
         )
+        if speed.graphs:
+            return device
+        issued_s = self._layers * stages * speed.eager_layer_s
+        return replace(device, host=device.host + max(0.0, issued_s - (device.total_s - device.host)))
 
     def seconds(self, running: float, context: float, prompt: float = 0.0, pairs: float = 0.0) -> float:
         """Return the time of one iteration; arguments as for `parts`."""

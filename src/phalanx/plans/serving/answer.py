@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from phalanx.planner.cost.machine import Machine
@@ -34,7 +35,7 @@ def compute_serving_plan(
     from phalanx.planner.facts.serving_facts import DEFAULT_ENGINE, attention_windows, find_serving_speed
 
     asked = parse_serving_inputs(options, home=home, fleet=fleet)
-    speed = find_serving_speed(DEFAULT_ENGINE)
+    speed = replace(find_serving_speed(DEFAULT_ENGINE), graphs=float(asked.graphs))
     sizers: dict[str, list[ServiceSizer]] = {}
     for precision in asked.precisions:
         model = ServedModel(

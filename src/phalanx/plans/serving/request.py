@@ -15,7 +15,7 @@ from phalanx.planner.cost.machine import Machine
 from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.planner.serving.replica import CACHE_BYTES, PRODUCT_PRECISION, WEIGHT_BYTES
 from phalanx.planner.serving.sizing import ServingTarget
-from phalanx.plans.amounts import parse_count
+from phalanx.plans.amounts import parse_count, parse_switch
 from phalanx.plans.gpu_words import gpu_models
 from phalanx.plans.machine import PlannedFleet, machine_from_head, machine_from_options, node_of_kind
 
@@ -39,6 +39,7 @@ class ServingInputs:
         precisions: of the weights, each to be planned; the first is that of the checkpoint.
         cache: precision of keys and values.
         asked_precision: the user named one.
+        graphs: the engine replays CUDA graphs.
     """
 
     shape: ModelShape
@@ -50,6 +51,7 @@ class ServingInputs:
     cache: str
     asked_precision: bool
     notes: tuple[str, ...]
+    graphs: bool = True
 
 
 def parse_serving_inputs(
@@ -81,6 +83,9 @@ def parse_serving_inputs(
     if not able:
         names = ", ".join(one.gpu.name for one in machines)
         raise BadRequest(f"precision: {names} does not support {precisions[0]}", hint="--precision int4, or other GPUs")
+    graphs = parse_switch(options.get("cuda_graphs"), what="cuda-graphs") is not False
+    if not graphs:
+        notes.append("without CUDA graphs: start the engine with --enforce-eager")
     return ServingInputs(
         shape=shape,
         model_argument=options["model"],
@@ -91,6 +96,7 @@ def parse_serving_inputs(
         cache=cache,
         asked_precision=options["precision"] is not None,
         notes=tuple(dict.fromkeys(notes)),
+        graphs=graphs,
     )
 
 

@@ -31,10 +31,12 @@ class PlanBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prompt_tokens: Word | None = None
     answer_tokens: Word | None = None
     group: Word | None = None
+    updates: Word | None = None
     optimizer: Word = "adamw"
     offload: Word = "none"
     precision: Word | None = None
     stack: Word | None = None
+    cuda_graphs: Word | None = None
     instance: Word | None = None
     network: Word | None = None
     price: Word | None = None
