@@ -283,8 +283,8 @@ def _comparable_bytes(memory: MemoryEstimate, run: PublishedRun) -> float:
     if "modelled" in run.memory_kind or "allocated" in run.memory_kind:
         return memory.total_bytes - memory.items[MemoryItem.OTHER]
     if "device" in run.memory_kind:
-        return memory.total_bytes
-    return memory.allocator_bytes
+        return memory.device_bytes
+    return memory.reserved_bytes
 
 
 def _sources(scores: Sequence[PredictionScore]) -> dict[str, list[PredictionScore]]:

@@ -17,6 +17,7 @@ from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.work.layouts.layout import Layout, Recompute
 from phalanx.planner.cost.machine import Machine
 from phalanx.planner.cost.model_shape import LatentAttention, MixtureOfExperts, ModelShape
+from phalanx.planner.cost.optimizers import Offload, OptimizerKind
 from phalanx.planner.cost.training_task import TrainingMethod, TrainingTask
 from phalanx.planner.facts.coefficient_table import find_stack_name
 from phalanx.planner.facts.gpus import (
@@ -162,14 +163,18 @@ def _task(row: Mapping[str, str], *, flash: bool) -> TrainingTask:
     named = _text(row, "method").lower()
     method = TrainingMethod.FULL if named in ABSENT or named.startswith("full") else TrainingMethod(named)
     rank = _whole(row, "rank", 0)
+    optimizer = OptimizerKind(_text(row, "optimizer").lower() or OptimizerKind.ADAMW)
+    offload = Offload(_text(row, "offload").lower() or Offload.NONE)
     if method is TrainingMethod.FULL or not rank:
-        return TrainingTask(model=model, seq=seq, method=method, flash=flash)
+        return TrainingTask(model=model, seq=seq, method=method, flash=flash, optimizer=optimizer, offload=offload)
     names = tuple((row.get("adapters") or "").split()) or tuple(model.layer_matrices)
     return TrainingTask(
         model=model,
         seq=seq,
         method=method,
         flash=flash,
+        optimizer=optimizer,
+        offload=offload,
         adapters=names,
         adapter_share=model.adapter_parameters(rank, names) / model.parameters,
     )

@@ -93,16 +93,26 @@ class Stack:
         moment_bytes: of the states, what the moments take.
         shard_copy_bytes: with sharded parameters (ZeRO 3), stored per parameter beside the master copy of the optimizer.
         live_parameters: parameters that ZeRO 3 keeps gathered, if these are more than two layers.
-        step_parameters: parameters whose gradients the optimizer turns into 32 bits at once.
+        keeps_ends_gathered: embeddings and output are one sharded unit, which stays gathered from the forward to the end of the backward pass.
+        step_bytes: allocated per updated parameter while the optimizer runs: flat and 32-bit copies of gradients, intermediate results.
+        step_parameters: parameters that the optimizer updates at once; all where 0.
+        reduce_buffers: under ZeRO 1 and 2, buffers of `bucket_parameters` gradients while a backward pass runs.
         gather_bytes, reduce_bytes: sent per parameter to gather it, and to reduce its gradient.
         loss_bytes: allocated at once in the loss, per token and word of the vocabulary.
+        packing: the format of 4-bit weights (`PACKED_FORMATS`).
+        packed_ends_bytes: stored per parameter of the embeddings and the output of a model with 4-bit weights.
+        keeps_packed_inputs: the input of every product with 4-bit weights is kept for the backward pass.
+        casts_adapters: adapters have 32 bits, and their inputs are cast.
+        fragmentation: share of what torch has reserved that is in no tensor, while the device has room; where it has none, cached blocks are freed.
+        score_bytes: stored per score of attention that is not fused.
+        score_gradient_bytes: allocated per score while the gradients of one layer's scores are computed.
         memory_error: least factor to either end of the 80 % interval of its memory.
         activations: stored activations relative to the count in `memory.py`; below 1 where a compiler recomputes some of them.
         stored: bytes per token that autograd keeps of one layer, by training method: per feature of the hidden state, per feature of the MLP, and
             per feature of the block's input alone, without the inputs of adapters; without the method, the count in `memory.py`.
         offloads: what the stack can keep in the memory of the host (`Offload`).
         offloads_gradients: with the optimizer on the host, no whole gradients stay on the device under ZeRO 2 and 3, or on a single device.
-        bucket_parameters: parameters whose gradients are then on the device at once.
+        bucket_parameters: parameters whose gradients are on the device at once: in a buffer, or with the optimizer on the host.
         host_copy_bytes: fetched per parameter where the parameters are on the host.
         scoring_passes: forward passes over written answers before the update: by the reference, and by the model itself, whose probabilities
             several updates need.
@@ -139,10 +149,20 @@ class Stack:
     moment_bytes: float = 8.0
     shard_copy_bytes: float = 0.0
     live_parameters: float = 0.0
+    keeps_ends_gathered: bool = False
+    step_bytes: float = 0.0
     step_parameters: float = 0.0
+    reduce_buffers: int = 0
     gather_bytes: float = 2.0
     reduce_bytes: float = 4.0
     loss_bytes: float = 10.0
+    packing: str = "nf4-dq"
+    packed_ends_bytes: float = 2.0
+    keeps_packed_inputs: bool = False
+    casts_adapters: bool = True
+    fragmentation: float = 0.04
+    score_bytes: float = 5.0
+    score_gradient_bytes: float = 0.0
     memory_error: float = 1.0
     activations: float = 1.0
     stored: Mapping[str, Sequence[float]] = field(default_factory=dict)

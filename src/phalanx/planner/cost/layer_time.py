@@ -6,9 +6,9 @@ t tensor parallel ranks.
     flash attention      2 T s h k / t, half of the square: forward; 2.5 times that backward (five products instead of two)
     unfused attention    the whole square at matrix rate, and the score matrix written and read by scale, softmax and dropout
     small kernels        about 10 passes over T d forward and 13 backward, 2.5 to 5.5 over T f / t
-    an adapter           of K inputs and N outputs, as peft computes it beside a frozen matrix: its input cast to 32 bits and back and read (14 K),
-                         its output written, scaled and added (12 N); backward 22 K + 8 N; bytes per token
-    unpacking            4-bit weights read and 16 bits written, in every pass
+    an adapter           of K inputs and N outputs, as peft computes it beside a frozen matrix: its input read (2 K), its output written, scaled and
+                         added (12 N); backward 8 K + 8 N; where adapters have 32 bits, casts there and back (12 K, 14 K); bytes per token
+    unpacking            4-bit weights read and 16 bits written, as the format does it (`packed_weights.py`), in every pass that has not kept them
     experts              products of the tokens of one expert, padded to whole tiles, and `expert_product_s` for each
     expert all-to-all    T copies of d features to the ranks of a token's experts and back. Of k experts on N nodes, N (1 - (1 - 1/N)^k)
                          nodes are visited; a stack that sends a token once per node, and from there to each rank once, sends that many.
@@ -29,6 +29,7 @@ from phalanx.planner.cost.coefficients import Physics, Stack
 from phalanx.planner.cost.collectives import RankNetwork
 from phalanx.planner.cost.machine import Gpu, Machine
 from phalanx.planner.cost.model_shape import MixtureOfExperts, ModelShape
+from phalanx.planner.cost.packed_weights import PackedFormat
 
 ACTIVATION_BYTES: int = 2
 """Size of one activation in bf16 or fp16."""
@@ -38,9 +39,6 @@ NARROW: tuple[str, ...] = ("fp8", "nvfp4")
 
 TILE_ROWS: float = 128.0
 """Rows of one tile of a matrix product. Each expert's last tile is half empty on average. Source: 128 x 128 and 128 x 256 tiles of CUTLASS."""
-
-PACKED_WEIGHT_BYTES: float = 4.127 / 8.0
-"""Size of one weight in NF4 with double quantisation. Source: T. Dettmers et al., "QLoRA", 2023, section 3."""
 
 
 def activation_bytes(precision: str) -> int:
@@ -132,10 +130,10 @@ def layer_time(
     network: RankNetwork,
     flash: bool = True,
     frozen: bool = False,
-    packed: bool = False,
+    packed: PackedFormat | None = None,
     adapted: Sequence[tuple[int, int]] = (),
 ) -> LayerTime:
-    """Return the time of one mixture or dense layer. `frozen` weights need no gradients (LoRA); `packed` ones have 4 bits (QLoRA).
+    """Return the time of one mixture or dense layer. `frozen` weights need no gradients (LoRA); `packed` is the format of 4-bit ones (QLoRA).
 
     `adapted` are the inputs and outputs of the matrices with an adapter.
     """
@@ -157,10 +155,14 @@ def layer_time(
         slower = 1.0 / (1.0 - stack.expert_processors)
         matmul, matmul_back, attend, attend_back = (slower * one for one in (matmul, matmul_back, attend, attend_back))
     small, small_back = _small_s(model, layout, tokens, rates, physics, stack, mixture=mixture)
-    unpack = physics.unpack * _unpack_s(model, layout, rates, mixture=mixture) if packed else 0.0
     inputs, outputs = (tokens / layout.tensor * sum(one[side] for one in adapted) / rates.bytes for side in (0, 1))
-    small += unpack + 14.0 * inputs + 12.0 * outputs
-    small_back += unpack + 22.0 * inputs + 8.0 * outputs
+    cast, cast_back = (12.0, 14.0) if stack.casts_adapters else (0.0, 0.0)
+    small += (2.0 + cast) * inputs + 12.0 * outputs
+    small_back += (8.0 + cast_back) * inputs + 8.0 * outputs
+    if packed is not None:
+        unpack = _unpack_s(model, layout, rates, packed, physics, mixture=mixture)
+        small += unpack
+        small_back += 0.0 if packed.is_kept else unpack
     tensor = _tensor_s(model, layout, tokens, network) * stack.tensor_exposed
     context = _context_s(model, layout, tokens, network) * physics.context_exposed
     expert = _expert_s(model, layout, tokens, network, physics, stack) * stack.expert_exposed if mixture else 0.0
@@ -278,12 +280,15 @@ def _small_s(
     return each * forward, each * backward
 
 
-def _unpack_s(model: ModelShape, layout: Layout, rates: SustainedRates, *, mixture: bool) -> float:
-    """Return the time to unpack 4-bit weights to 16 bits, which every pass repeats. Source: T. Dettmers et al., "QLoRA", 2023, section 3."""
+def _unpack_s(
+    model: ModelShape, layout: Layout, rates: SustainedRates, packed: PackedFormat, physics: Physics, *, mixture: bool
+) -> float:
+    """Return the time to unpack the 4-bit weights of a layer to 16 bits."""
     mlp = model.dense_mlp_parameters
     if mixture and model.mixture is not None:
         mlp = model.expert_parameters // layout.expert + model.mlp_matrices * model.hidden * model.mixture.shared_ffn
-    return (model.attention_parameters + mlp) / layout.tensor * (PACKED_WEIGHT_BYTES + ACTIVATION_BYTES) / rates.bytes
+    moved = packed.moved_bytes or physics.unpack * (packed.weight_bytes + ACTIVATION_BYTES)
+    return (model.attention_parameters + mlp) / layout.tensor * moved / rates.bytes
 
 
 def _tensor_s(model: ModelShape, layout: Layout, tokens: float, network: RankNetwork) -> float:

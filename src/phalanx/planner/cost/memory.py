@@ -12,8 +12,9 @@ p stages, v runs per stage.
     paged        states that have no room beside the activations leave the device
     reference    frozen 16-bit weights, sharded like the trained ones; with adapters there are none, because the frozen model is the reference
     engine       what sleeps of an inference engine; or all that it needs beside weights and states while answers are written, if that is more
-    adapters     frozen weights have neither gradients nor states; with 4-bit weights, embeddings, output and norms stay in 16 bits, and one
-                 matrix at a time is unpacked; the input of each adapter is kept
+    adapters     frozen weights have neither gradients nor states; with 4-bit weights, embeddings, output and norms stay in 16 or 32 bits, and one
+                 matrix at a time is unpacked, or a layer (`packed_weights.py`); the input of each adapter is kept
+    update       copies and intermediate results of the optimizer, which can be larger than the activations that were there before
     loss         logits, their 32-bit copy and gradients, on the last stage
 Sources: V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, equations 2 to 5 and section 4.3;
 S. Rajbhandari et al., "ZeRO", 2020, section 3.1; E. Hu et al., "LoRA", 2021; T. Dettmers et al., "QLoRA", 2023 (4.127 bits a weight).
@@ -28,10 +29,11 @@ from typing import Final
 
 from phalanx.core.work.layouts.layout import Layout, Recompute
 from phalanx.planner.cost.coefficients import Stack
-from phalanx.planner.cost.layer_time import ACTIVATION_BYTES, PACKED_WEIGHT_BYTES, activation_bytes
+from phalanx.planner.cost.layer_time import ACTIVATION_BYTES, activation_bytes
 from phalanx.planner.cost.machine import Gpu
 from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.planner.cost.optimizers import Offload, optimizer_state_bytes
+from phalanx.planner.cost.packed_weights import PACKED_FORMATS
 from phalanx.planner.cost.training_task import (
     RankParameters,
     TrainingMethod,
@@ -45,7 +47,8 @@ CONTEXT_BYTES: Final = 1.2e9
 """CUDA context, NCCL buffers and library workspaces outside the allocator. Source: our estimate for NCCL with eight channels on Hopper,
 2026-11; `phalanx calibrate` on a real device replaces it."""
 ALLOCATOR_OVERHEAD: Final = 1.04
-"""Reserved over allocated memory of torch's caching allocator with expandable segments. Source: our estimate, 2026-11."""
+"""Reserved over allocated memory of torch's caching allocator with expandable segments, and without them where the device has no room left.
+Source: our estimate, 2026-11."""
 HOST_GRADIENT_BYTES: Final = 4.0
 """On the host, per parameter that it updates, beside the states. Source: DeepSpeed docs/code-docs/source/memory.rst: 16 bytes a parameter with
 the optimizer on the host, 18 with the parameters too, and up to half more for pinned buffers."""
@@ -57,9 +60,9 @@ docs.vllm.ai features/sleep_mode (2026-11) has "over 90 %" of the memory freed."
 ERROR: Final = 1.10
 """Factor below and above the expected memory between which four of five runs are. A layout is refused only beyond it. The mean error of full
 training is 6 %, which makes 10 % (benchmarks.planner)."""
-ADAPTER_ERROR: Final = 1.24
+ADAPTER_ERROR: Final = 1.16
 """The same with adapters, and with the stacks that most small tunings use (`Stack.memory_error`): with it, four of five published tunings are
-inside. Their programs keep more or less than one another (benchmarks/tuning_measured.csv)."""
+inside, and three of four of each source. Their programs keep more or less than one another (benchmarks/tuning_measured.csv)."""
 
 
 class MemoryItem(enum.StrEnum):
@@ -68,6 +71,7 @@ class MemoryItem(enum.StrEnum):
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
     STATES = "optimizer states"
+    BUFFERS = "buffers and update"
     GATHERED = "gathered parameters"
     ACTIVATIONS = "activations"
     LOSS = "logits and loss"
@@ -80,6 +84,7 @@ class MemoryItem(enum.StrEnum):
 class MemoryEstimate:
     """Bytes on the fullest rank. `usable_bytes` is the memory that a program can use, `error` the factor to either end of the 80 % interval.
 
+    `fragmentation`: share of the reserved memory that is in no tensor, while there is room (`Stack.fragmentation`).
     `host_bytes`: in the memory of the host, for this rank; `paged_bytes`: those of them that return to the device for the update;
     `pageable_bytes`: on the device, but free to leave it.
     """
@@ -88,6 +93,7 @@ class MemoryEstimate:
     total_bytes: float
     usable_bytes: float
     error: float = ERROR
+    fragmentation: float = 0.0
     host_bytes: float = 0.0
     paged_bytes: float = 0.0
     pageable_bytes: float = 0.0
@@ -114,9 +120,16 @@ class MemoryEstimate:
         return sum(self.items[item] for item in (MemoryItem.PARAMETERS, MemoryItem.STATES, MemoryItem.REFERENCE))
 
     @property
-    def allocator_bytes(self) -> float:
+    def device_bytes(self) -> float:
+        """Bytes that nvidia-smi shows: all that is reserved, and the CUDA context. They can be more than `total_bytes`, which the run needs."""
+        tensors = self.total_bytes - self.items[MemoryItem.OTHER]
+        shown = tensors / (1.0 - self.fragmentation) + CONTEXT_BYTES
+        return max(self.total_bytes, min(shown, self.usable_bytes))
+
+    @property
+    def reserved_bytes(self) -> float:
         """Bytes that torch.cuda.max_memory_reserved reports: without the CUDA context."""
-        return self.total_bytes - CONTEXT_BYTES
+        return self.device_bytes - CONTEXT_BYTES
 
 
 def estimate_memory(task: TrainingTask, layout: Layout, gpu: Gpu, stack: Stack) -> MemoryEstimate:
@@ -130,9 +143,14 @@ def estimate_computed(task: TrainingTask, layout: Layout, gpu: Gpu, stack: Stack
     host_bytes = _put_parameters(items, task, layout, stack) + _put_states(items, task, layout, stack)
     _put_activations(items, task, layout, stack)
     if task.offload is Offload.NONE:
-        # The optimizer runs when the activations are free again; it needs more only if its 32-bit gradients are larger than they.
-        stepping = 4.0 * min(stack.step_parameters, _updated(task, layout, stack, sharded=True))
-        items[MemoryItem.GRADIENTS] += max(0.0, stepping - items[MemoryItem.ACTIVATIONS] - items[MemoryItem.LOSS])
+        # The optimizer runs when activations and buffers are free again; it needs more only if its copies are larger than they.
+        at_once = _updated(task, layout, stack, sharded=layout.zero >= 1)
+        if layout.zero == 3 and stack.step_parameters:
+            at_once = min(at_once, stack.step_parameters)
+        stepping = stack.step_bytes * at_once
+        buffers = _buffer_bytes(layout, stack)
+        free = items[MemoryItem.ACTIVATIONS] + items[MemoryItem.LOSS] + buffers
+        items[MemoryItem.BUFFERS] = buffers + max(0.0, stepping - free)
     if task.engine_bytes:
         idle = (MemoryItem.PARAMETERS, MemoryItem.STATES, MemoryItem.REFERENCE)
         writing = task.engine_bytes + sum(items[item] for item in idle)
@@ -149,6 +167,7 @@ def estimate_computed(task: TrainingTask, layout: Layout, gpu: Gpu, stack: Stack
         total_bytes=together + items[MemoryItem.OTHER],
         usable_bytes=usable,
         error=max(stack.memory_error, ADAPTER_ERROR if task.method is not TrainingMethod.FULL else ERROR),
+        fragmentation=stack.fragmentation,
         host_bytes=host_bytes + paged,
         paged_bytes=paged,
         pageable_bytes=items[MemoryItem.STATES] if task.optimizer.is_paged else 0.0,
@@ -167,7 +186,7 @@ def _put_parameters(items: dict[MemoryItem, float], task: TrainingTask, layout: 
         reference = (shared if gathers_parameters(task, layout) else here) * activation_bytes(layout.precision)
         items[MemoryItem.REFERENCE] = 0.0 if on_host else reference
     if task.method is TrainingMethod.QLORA:
-        base = packed_model_bytes(model, layout) / here
+        base = packed_model_bytes(model, layout, stack) / here
     else:
         base = max(stack.parameter_bytes, float(ACTIVATION_BYTES) if frozen else 0.0)
     if not gathers_parameters(task, layout):
@@ -180,7 +199,12 @@ def _put_parameters(items: dict[MemoryItem, float], task: TrainingTask, layout: 
     at_once = 2.0 * layer_parameters(model, layout).total  # the running layer and the layer being gathered
     if on_host or layout.shard * layout.context > 1:
         at_once = max(at_once, min(stack.live_parameters, here))
-    items[MemoryItem.GATHERED] = at_once * activation_bytes(layout.precision)
+    each: float = activation_bytes(layout.precision)
+    if task.method is TrainingMethod.QLORA:
+        each = PACKED_FORMATS[stack.packing].weight_bytes
+    items[MemoryItem.GATHERED] = at_once * each
+    if stack.keeps_ends_gathered and layout.shard * layout.context > 1:
+        items[MemoryItem.GATHERED] += model.embedding_parameters * activation_bytes(layout.precision)
     items[MemoryItem.PARAMETERS] = 0.0 if on_host else stored
     return stored + reference if on_host else 0.0
 
@@ -215,10 +239,8 @@ def _put_activations(items: dict[MemoryItem, float], task: TrainingTask, layout:
     live = micro_batches_in_flight(layout)
     first = live * layers * stored_activation_bytes(task, layout, stack)
     working = temporary_bytes(task, layout, stack)
-    if task.method is TrainingMethod.QLORA:  # one matrix at a time, unpacked
-        working += (
-            max(k * n for k, n in model.layer_matrices.values()) / layout.tensor * activation_bytes(layout.precision)
-        )
+    if task.method is TrainingMethod.QLORA:
+        working += _unpacked_bytes(model, layout, stack)
     last = working + loss_bytes(task, layout, stack)
     if layout.pipeline > 1:
         on_last = 1.0 if layout.interleave == 1 else 1.0 + (layout.interleave - 1) / layout.interleave
@@ -247,10 +269,25 @@ def _updated(task: TrainingTask, layout: Layout, stack: Stack, *, sharded: bool)
     return share * (held.sharded(layout) if sharded else held.total)
 
 
-def packed_model_bytes(model: ModelShape, layout: Layout) -> float:
-    """Return the bytes of the largest stage of a 4-bit model: the matrices of its layers packed, embeddings and output in 16 bits."""
+def _buffer_bytes(layout: Layout, stack: Stack) -> float:
+    """Return the buffers in which gradients are collected for their reduction."""
+    return stack.reduce_buffers * stack.bucket_parameters * stack.reduce_bytes if layout.zero in {1, 2} else 0.0
+
+
+def packed_model_bytes(model: ModelShape, layout: Layout, stack: Stack) -> float:
+    """Return the bytes of the largest stage of a 4-bit model: the matrices of its layers packed, embeddings and output as the stack keeps them."""
     packed = layer_parameters(model, layout).total * -(-model.layers // layout.pipeline)
-    return packed * PACKED_WEIGHT_BYTES + (rank_parameters(model, layout).total - packed) * ACTIVATION_BYTES
+    ends = rank_parameters(model, layout).total - packed
+    return packed * PACKED_FORMATS[stack.packing].weight_bytes + ends * stack.packed_ends_bytes
+
+
+def _unpacked_bytes(model: ModelShape, layout: Layout, stack: Stack) -> float:
+    """Return the bytes to unpack the widest matrix, and with them a whole layer where autograd keeps what was unpacked."""
+    packed = PACKED_FORMATS[stack.packing]
+    widest = max(k * n for k, n in model.layer_matrices.values()) / layout.tensor
+    layer = layer_parameters(model, layout).total if packed.is_kept else 0.0
+    kept = layer * (1.0 if layout.recompute is Recompute.FULL else -(-model.layers // layout.pipeline))
+    return widest * packed.temporary_bytes + kept * ACTIVATION_BYTES
 
 
 def usable_bytes(gpu: Gpu) -> float:
@@ -289,6 +326,8 @@ def temporary_bytes(task: TrainingTask, layout: Layout, stack: Stack) -> float:
     width = _width(task)
     wide = activation_bytes(layout.precision) / ACTIVATION_BYTES
     grown = wide * tokens * 2.0 * (3.0 * model.hidden + 2.0 * width / layout.tensor)
+    if not task.flash:
+        grown += stack.score_gradient_bytes * tokens * task.seq * model.heads / layout.tensor
     if layout.recompute is Recompute.NONE:
         return grown
     # Every rank gathers the full inputs of the products of the running layer, although sequence parallel stores slices.
@@ -313,7 +352,7 @@ def _layer_bytes(task: TrainingTask, layout: Layout, stack: Stack) -> float:
     if (stored := stack.stored.get(task.method)) and task.flash and model.latent is None:
         per_token = stored[0] * model.hidden + stored[1] * _width(task) * (1.0 if model.gated else 0.5)
         per_token += 2.0 * 2.0 * model.kv_heads * model.head_dim + 2.0 * sum(inputs for inputs, _ in task.adapted)
-        return tokens * per_token / t
+        return tokens * (per_token + _packed_inputs(task, stack)) / t
     shared = t if layout.sequence else 1
     heads = model.heads * model.head_dim
     keys, values = 2 * model.kv_heads * model.head_dim, model.head_dim
@@ -334,10 +373,18 @@ def _layer_bytes(task: TrainingTask, layout: Layout, stack: Stack) -> float:
     if model.mixture is not None:
         inner += each * model.mixture.per_token * model.hidden  # tokens are copied to each of their experts
     dropout = 2.0 * model.hidden if not task.flash else 0.0  # older stacks: two masks per layer, one byte each
-    bytes_ = tokens * ((norms + inputs + dropout) / shared + (attention + inner) / t)
+    bytes_ = tokens * ((norms + inputs + dropout) / shared + (attention + inner + _packed_inputs(task, stack)) / t)
     if not task.flash and layout.recompute is not Recompute.SELECTIVE:
-        bytes_ += 5.0 * tokens * task.seq * model.heads / t
+        bytes_ += stack.score_bytes * tokens * task.seq * model.heads / t
     return bytes_
+
+
+def _packed_inputs(task: TrainingTask, stack: Stack) -> float:
+    """Return the bytes per token of the inputs that products with 4-bit weights keep; those of q, k and v, and of gate and up, are one tensor."""
+    if task.method is not TrainingMethod.QLORA or not stack.keeps_packed_inputs:
+        return 0.0
+    sizes = task.model.layer_matrices
+    return 2.0 * sum(sizes[name][0] for name in ("q", "o", "up", "down"))
 
 
 def _width(task: TrainingTask) -> float:

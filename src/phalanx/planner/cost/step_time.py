@@ -30,7 +30,6 @@ from phalanx.planner.cost.collectives import RankNetwork
 from phalanx.planner.cost.host_memory import copy_s, cpu_update_s
 from phalanx.planner.cost.layer_time import (
     NARROW,
-    PACKED_WEIGHT_BYTES,
     LayerTime,
     SustainedRates,
     activation_bytes,
@@ -39,6 +38,7 @@ from phalanx.planner.cost.layer_time import (
 from phalanx.planner.cost.machine import Machine
 from phalanx.planner.cost.memory import estimate_computed
 from phalanx.planner.cost.optimizers import NARROW_UPDATE_SHARE, Offload
+from phalanx.planner.cost.packed_weights import KERNEL_S, PACKED_FORMATS, PackedFormat
 from phalanx.planner.cost.training_task import (
     Objective,
     TrainingMethod,
@@ -209,7 +209,7 @@ class StepTimeCalculator:
             network=self.network,
             flash=self.task.flash,
             frozen=self.task.method is not TrainingMethod.FULL,
-            packed=self.task.method is TrainingMethod.QLORA,
+            packed=self._packed,
             adapted=self.task.adapted,
         )
 
@@ -230,7 +230,7 @@ class StepTimeCalculator:
         shown += _overlapped(back, gather_s + reduce_s, self.physics.interference) - back
         device = run + back + shown
         passes = 3.0 if layout.recompute is Recompute.FULL else 2.0
-        host = passes * self._host_s(layout, mixture=mixture)
+        host = passes * self._host_s(layout, mixture=mixture) + self._unpack_host_s(passes)
         sharp = self.physics.host_sharpness
         longest = max(device, host)
         whole: float = longest * ((device / longest) ** sharp + (host / longest) ** sharp) ** (1.0 / sharp)
@@ -268,6 +268,17 @@ class StepTimeCalculator:
         casts = EXPERT_CASTS if layout.precision in NARROW else 1.0
         local = self.task.model.mixture.experts / layout.expert
         return seconds * MIXTURE_KERNELS + self.physics.expert_host_s * casts * local
+
+    @property
+    def _packed(self) -> PackedFormat | None:
+        return PACKED_FORMATS[self.stack.packing] if self.task.method is TrainingMethod.QLORA else None
+
+    def _unpack_host_s(self, passes: float) -> float:
+        """Return the time to issue the kernels that unpack the matrices of a layer, in all passes that have not kept them."""
+        if self._packed is None:
+            return 0.0
+        unpacks = passes - 1.0 if self._packed.is_kept else passes
+        return unpacks * KERNEL_S * self._packed.kernels * len(self.task.model.layer_matrices)
 
     def _shard_s(self, layout: Layout) -> tuple[float, float]:
         """Return the time to gather the sharded parameters of one layer, and to reduce its gradients."""
@@ -374,7 +385,7 @@ class StepTimeCalculator:
         if self.task.offload is not Offload.PARAMETERS:
             return 0.0, 0.0
         held = layer_parameters(self.task.model, layout).sharded(layout)
-        there = PACKED_WEIGHT_BYTES if self.task.method is TrainingMethod.QLORA else self.stack.host_copy_bytes
+        there = self.stack.host_copy_bytes if self._packed is None else self._packed.weight_bytes
         back = reduce_bytes(layout, self.stack) * self._trained()
         return copy_s(held * there, layout, self.machine), copy_s(held * back, layout, self.machine)
 
@@ -420,7 +431,9 @@ def _busiest_stage(layers: int, layout: Layout, layer_s: float, output_s: float,
 
 def gather_bytes(task: TrainingTask, layout: Layout, stack: Stack) -> float:
     """Return bytes sent per parameter to gather it; packed weights are unpacked by the receiver."""
-    return PACKED_WEIGHT_BYTES if task.method is TrainingMethod.QLORA else _returned_bytes(layout, stack)
+    if task.method is TrainingMethod.QLORA:
+        return PACKED_FORMATS[stack.packing].weight_bytes
+    return _returned_bytes(layout, stack)
 
 
 def reduce_bytes(layout: Layout, stack: Stack) -> float:

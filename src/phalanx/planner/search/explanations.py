@@ -96,5 +96,9 @@ def training_state_bytes(request: LayoutRequest) -> float:
     count = float(request.model.parameters)
     if request.method is TrainingMethod.FULL:
         return (16.0 - (8.0 - NARROW_MOMENTS_BYTES if request.optimizer.is_narrow else 0.0)) * count
-    frozen = 2.0 * count if request.method is TrainingMethod.LORA else packed_model_bytes(request.model, Layout())
+    frozen = (
+        2.0 * count
+        if request.method is TrainingMethod.LORA
+        else packed_model_bytes(request.model, Layout(), request.stack)
+    )
     return frozen + count * request.adapter_share * 16.0
