@@ -46,6 +46,57 @@ def test_the_words_of_the_options_are_those_that_are_planned():
     assert (tuple(OptimizerKind), tuple(Offload)) == (OPTIMIZERS, OFFLOADS)
 
 
+def test_four_bits_save_what_torchao_shows():
+    """github:pytorch/ao torchao/optim/README.md: ViT-H of 630M parameters takes 12.23 GB with 32 bits and 7.72 GB with 4."""
+    kind = OptimizerKind.ADAMW_4BIT
+    saved = DEEPSPEED.state_bytes - optimizer_state_bytes(DEEPSPEED, kind)
+    assert saved * 630e6 == pytest.approx(12.23e9 - 7.72e9, rel=0.04)
+    assert (
+        memory("dp=8,mbs=1", optimizer=kind).total_bytes
+        < memory("dp=8,mbs=1", optimizer=OptimizerKind.ADAMW_8BIT).total_bytes
+    )
+    eight, four = (seconds("dp=8,mbs=1", optimizer=one).total_s for one in (OptimizerKind.ADAMW_8BIT, kind))
+    assert eight == four  # torchao: 42.5 and 42.4 images/s
+
+
+def test_a_host_without_room_is_refused_with_what_would_fit():
+    asked = {"offload": "parameters", "seq": "2048", "global_batch": "16"}
+    small = planned("llama-3-70b", "rtx-4090:2", **asked)
+    assert not small.fits
+    assert "needs 1,270 GB in the memory of each host, which has 137 GB" in small.reason
+    assert "in the memory of each host" in small.simple.why
+    assert small.alternatives[-1].startswith("hosts with more memory, --host-memory 1183GiB")
+    assert "--method qlora" in small.alternatives[0]
+    enough = planned("llama-3-70b", "rtx-4090:2", host_memory="1183GiB", **asked)
+    assert enough.fits
+    best = enough.layouts[0]
+    assert best.host_bytes <= best.host_limit_bytes == 1183 * 2**30
+    assert best.is_tight_on_host
+    roomy = planned("llama-3-70b", "rtx-4090:2", host_memory="2T", **asked)
+    assert not roomy.layouts[0].is_tight_on_host
+
+
+def test_memory_of_a_host_is_stated_or_of_the_instance_or_of_the_usual_server():
+    def limit(gpus, **options):
+        return (
+            planned("llama-2-7b", gpus, offload="optimizer", global_batch="16", **options).layouts[0].host_limit_bytes
+        )
+
+    assert limit("a100-80gb:8") == 1024 * 2**30
+    assert limit("a100-80gb:8", instance="p4de.24xlarge") == 1152 * 2**30
+    assert limit("a100-80gb:8", instance="p4de.24xlarge", host_memory="600") == 600 * 2**30
+    notes = planned("llama-2-7b", "a100-80gb:8", offload="optimizer", global_batch="16").notes
+    assert any("each host is assumed to have 1 TiB" in note for note in notes)
+
+
+def test_paged_states_need_room_on_the_host_too():
+    asked = {"stack": "transformers", "optimizer": "paged-adamw", "seq": "2048", "global_batch": "16"}
+    assert planned("llama-2-7b", "a100-80gb:1", **asked).fits
+    refused = planned("llama-2-7b", "a100-80gb:1", host_memory="8GiB", **asked)
+    assert not refused.fits
+    assert "in the memory of each host" in refused.reason
+
+
 def test_eight_bits_take_two_bytes_and_a_scale_for_two_moments():
     for stack in stacks().values():
         saved = stack.state_bytes - optimizer_state_bytes(stack, OptimizerKind.ADAMW_8BIT)
@@ -179,7 +230,7 @@ def test_the_page_says_what_each_option_saves_and_costs(capsys):
     shown = capsys.readouterr().out
     assert "full training with its optimizer on the host" in shown
     assert "offload optimizer: saves" in shown
-    assert "memory of each host: 108 GB, and up to half more for buffers" in shown
+    assert "memory of each host: 108 GB of 1.10 TB, and up to half more for buffers" in shown
     assert "OMP_NUM_THREADS=1" in shown
     assert main(["plan", *words, "--optimizer", "adamw8bit"]) == 0
     shown = capsys.readouterr().out

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from phalanx.core.units import format_bytes
 from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.planner.cost.host_memory import one_thread_s
+from phalanx.planner.cost.memory import exceeds_memory
 from phalanx.planner.cost.optimizers import Offload
 from phalanx.planner.cost.training_task import TrainingMethod
 from phalanx.planner.facts.coefficient_table import DEFAULT_STACK
@@ -134,7 +136,7 @@ def build_answer(
         effects=tuple(_effect(one, shown[0]) for one in effects),
         optimizer=question.optimizer.value,
         offload=question.offload.value,
-        alternatives=tuple(_smaller(one, question) for one in answer.fitting_changes),
+        alternatives=(*(_smaller(one, question) for one in answer.fitting_changes), *_larger_hosts(answer)),
         notes=tuple(notes),
         formulas=explain_layout(_case(asked, shown[0])) if shown else (),
         next_command=_next(question, answer),
@@ -143,11 +145,19 @@ def build_answer(
 
 def _host_notes(asked: LayoutRequest, shown: Sequence[LayoutFigures]) -> list[str]:
     """Return what is assumed of the host, and what makes its update slow."""
-    if asked.offload is Offload.NONE or not shown:
-        return []
     machine = asked.machine
+    sized = []
+    if any(one.host_bytes for one in shown) and machine.host_memory_bytes is None:
+        sized = ["the memory of a host is not known, so its size is not checked; give it with --host-memory"]
+    elif any(one.host_bytes for one in shown) and machine.host_memory_fact.source:
+        sized = [
+            f"each host is assumed to have {format_bytes(machine.host_memory_bytes or 0.0)}: {machine.host_memory_fact.source}"
+        ]
+    if asked.offload is Offload.NONE or not shown:
+        return sized
     notes = [
-        f"the host's memory is assumed to have {machine.host_bytes_per_s / GB:,.0f} GB/s: {machine.host_fact.source}"
+        *sized,
+        f"the host's memory is assumed to have {machine.host_bytes_per_s / GB:,.0f} GB/s: {machine.host_fact.source}",
     ]
     if machine.gpus_per_node > 1:
         slow_s = one_thread_s(training_task(asked), shown[0].layout)
@@ -176,6 +186,8 @@ def _figures(one: EvaluatedLayout) -> LayoutFigures:
     return LayoutFigures(
         layout=one.layout,
         host_bytes=one.host_bytes,
+        host_limit_bytes=one.host_limit_bytes,
+        is_tight_on_host=one.tight_on_host,
         memory_bytes=tuple((part.value, count) for part, count in one.memory.items.items() if count > 0),
         used_bytes=one.memory.total_bytes,
         usable_bytes=one.memory.usable_bytes,
@@ -222,6 +234,16 @@ def _smaller(one: FittingChange, question: PlanInputs) -> str:
     else:
         what = f"another layout on {here}"
     return f"{what}: {layout_text(one.layout)}"
+
+
+def _larger_hosts(answer: LayoutAnswer) -> list[str]:
+    """Return the memory of a host that would be enough, if only that is missing."""
+    lacking = [one for one in answer.rejected if one.exceeds_host and not exceeds_memory(one.memory)]
+    if answer.fits or not lacking:
+        return []
+    least = min(lacking, key=lambda one: one.host_bytes)
+    gib = math.ceil(least.host_bytes / 2**30)
+    return [f"hosts with more memory, --host-memory {gib}GiB or more: {layout_text(least.layout)}"]
 
 
 def _more_gpus(one: FittingChange, question: PlanInputs) -> str:

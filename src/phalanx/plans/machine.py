@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from phalanx.core.errors import BadRequest, NeverFits, PhalanxError
+from phalanx.core.units import parse_memory_bytes
 from phalanx.core.work.gang_topology import common_network, parse_gbit_per_s
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
 from phalanx.planner.cost.machine import Machine
@@ -39,6 +40,8 @@ class PlannedNode(Protocol):
     def cordon(self) -> object | None: ...  # noqa: D102
     @property
     def down_cause(self) -> str: ...  # noqa: D102
+    @property
+    def memory_bytes(self) -> int: ...  # noqa: D102
 
 
 class FleetProfile(Protocol):
@@ -85,6 +88,7 @@ def machine_from_options(options: Mapping[str, Any], tables: FactTables, notes: 
         instance=options["instance"],
         **_network(options["network"]),
         **_price(options),
+        host_memory_bytes=_stated_host_memory(options),
         tables=tables,
         notes=notes,
     )
@@ -119,7 +123,15 @@ def machine_from_head(head: PlannedFleet, options: Mapping[str, Any], tables: Fa
     model, _ = _kind(chosen[0])
     stated = options["network"] or common_network(node.labels for node in chosen)
     assumed: list[str] = []
-    machine = build_machine(asked, **_network(stated), **_price(options), tables=tables, notes=assumed)
+    reported = min(node.memory_bytes for node in chosen)
+    machine = build_machine(
+        asked,
+        **_network(stated),
+        **_price(options),
+        host_memory_bytes=_stated_host_memory(options) or reported or None,
+        tables=tables,
+        notes=assumed,
+    )
     machine = with_measurements(machine, head, model, notes)
     measured = machine.measured is not None and machine.measured.between_bytes_per_s is not None
     notes += [note for note in assumed if not (measured and note.startswith("network between nodes not stated"))]
@@ -174,6 +186,11 @@ def _chosen(nodes: Sequence[PlannedNode], request: GpuRequest | None) -> tuple[l
 
 def _kind(node: PlannedNode) -> DeviceKind:
     return node.devices[0].model, len(node.devices)
+
+
+def _stated_host_memory(options: Mapping[str, Any]) -> float | None:
+    text = options.get("host_memory")
+    return None if text is None else float(parse_memory_bytes(text, what="host-memory"))
 
 
 def _network(text: str | None) -> dict[str, Any]:

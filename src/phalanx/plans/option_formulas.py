@@ -8,13 +8,14 @@ from typing import Final
 from phalanx.planner.cost.coefficients import Stack
 from phalanx.planner.cost.host_memory import COPY_SHARE, UPDATE_BYTES, UPDATE_SHARE, ranks_of_node
 from phalanx.planner.cost.machine import Machine
-from phalanx.planner.cost.optimizers import Offload, optimizer_state_bytes
+from phalanx.planner.cost.optimizers import Offload, OptimizerKind, optimizer_state_bytes
 from phalanx.planner.cost.step_time import StepItem
 from phalanx.planner.cost.training_task import Objective, TrainingTask, updated_parameters
 from phalanx.plans.amounts import format_decimal_bytes, format_seconds
 from phalanx.plans.records import Formula, LayoutFigures
 
 _NARROW: Final = 'T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022, section 2 and table 5'
+_FOUR: Final = 'B. Li et al., "Memory Efficient Optimizers with 4-bit States", 2023; github:pytorch/ao torchao/optim'
 _PAGED: Final = 'T. Dettmers et al., "QLoRA", 2023, section 3'
 _OFFLOAD: Final = 'J. Ren et al., "ZeRO-Offload", 2021, sections 4 and 5.1'
 _DPO: Final = 'R. Rafailov et al., "Direct Preference Optimization", 2023, section 4'
@@ -25,11 +26,12 @@ def explain_options(task: TrainingTask, stack: Stack, machine: Machine, figures:
     """Yield a formula for each option of the task that is not at its default."""
     items = dict(figures.step_items_s)
     if task.optimizer.is_narrow:
+        four = task.optimizer is OptimizerKind.ADAMW_4BIT
         yield Formula(
-            name="8-bit optimizer",
-            symbols="two moments of 1 + 4/256 bytes for each parameter, with the master copy",
+            name=f"{'4' if four else '8'}-bit optimizer",
+            symbols=f"two moments of {'1/2 + 4/128' if four else '1 + 4/256'} bytes for each parameter, with the master copy",
             numbers=f"{optimizer_state_bytes(stack, task.optimizer):.4g} bytes a parameter instead of {stack.state_bytes:g}: {_seconds(items, StepItem.OPTIMIZER)}",
-            source=_NARROW,
+            source=_FOUR if four else _NARROW,
         )
     if task.optimizer.is_paged:
         yield Formula(

@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 METHODS: Final = ("full", "lora", "qlora", "dpo", "dpo-lora", "dpo-qlora", "grpo", "grpo-lora", "grpo-qlora")
-OPTIMIZERS: Final = ("adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit")
+OPTIMIZERS: Final = ("adamw", "adamw8bit", "adamw4bit", "paged-adamw", "paged-adamw8bit")
 OFFLOADS: Final = ("none", "optimizer", "parameters")
 GRAPHS: Final = ("on", "off")

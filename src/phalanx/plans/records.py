@@ -43,7 +43,8 @@ class LayoutFigures:
             `used_high_bytes` are the 80 % interval.
         step_items_s: parts of one step; `step_s` is the total.
         train_s, gpu_hours, usd: for all tokens; None without a number of tokens or a price.
-        host_bytes: in the memory of each host: what was put there, or has no room on the GPU.
+        host_bytes: in the memory of each host: what was put there, or has no room on the GPU. `host_limit_bytes`: that memory; None if it is not
+            known. `is_tight_on_host`: buffers beside them may have no room there.
         why: comparison with the best layout, as text.
     """
 
@@ -63,6 +64,8 @@ class LayoutFigures:
     used_low_bytes: float = 0.0
     used_high_bytes: float = 0.0
     host_bytes: float = 0.0
+    host_limit_bytes: float | None = None
+    is_tight_on_host: bool = False
 
     @property
     def free_bytes(self) -> float:
@@ -216,6 +219,8 @@ def _layout(one: LayoutFigures) -> dict[str, Any]:
             "high_bytes": one.used_high_bytes,
             "tight": one.is_tight,
             "host_bytes": one.host_bytes,
+            "host_limit_bytes": one.host_limit_bytes if one.host_bytes else None,
+            "tight_on_host": one.is_tight_on_host,
             "items": dict(one.memory_bytes),
         },
         "step": {**_range(one.step_s, "_s"), "items": dict(one.step_items_s)},

@@ -25,7 +25,12 @@ SAMPLES_DEFAULT: Final = {
     Objective.DPO: (128, "pairs of answers per step"),  # recipes use 32 to 256
     Objective.GRPO: (512, "answers per step"),  # 64 prompts with the usual eight answers
 }
-_FLAGS: Final = {"prompt_tokens": "in", "answer_tokens": "out", "cuda_graphs": "cuda-graphs"}
+_FLAGS: Final = {
+    "prompt_tokens": "in",
+    "answer_tokens": "out",
+    "cuda_graphs": "cuda-graphs",
+    "host_memory": "host-memory",
+}
 # without fp8, which does not preserve the loss of every training and is used on request only
 _PRECISION_ORDER: Final = ("bf16", "fp16", "fp32")
 
@@ -191,6 +196,7 @@ def _stated(options: Mapping[str, Any], inputs: PlanInputs) -> str:
         "seq": inputs.seq,
         "optimizer": inputs.optimizer.value,
         "offload": inputs.offload.value,
+        "host_memory": options.get("host_memory"),
         "precision": inputs.precision,
         "stack": inputs.stack.name,
         "cuda_graphs": "on" if inputs.cuda_graphs else "off",
@@ -230,8 +236,13 @@ def parse_graphs(text: object, stack: Stack) -> bool | None:
 
 
 def _optimizer(text: object) -> OptimizerKind:
-    """Return the optimizer; names of transformers and bitsandbytes (`paged_adamw_8bit`, `adamw_bnb_8bit`) are read too."""
-    word = "".join(one for one in str(text).strip().lower() if one.isalnum()).replace("bnb", "").removesuffix("32bit")
+    """Return the optimizer; names of transformers and bitsandbytes (`paged_adamw_8bit`, `adamw_bnb_8bit`, `adamw_torch_4bit`) are read too."""
+    word = (
+        "".join(one for one in str(text).strip().lower() if one.isalnum())
+        .replace("bnb", "")
+        .replace("torch", "")
+        .removesuffix("32bit")
+    )
     for kind in OptimizerKind:
         if word == kind.value.replace("-", ""):
             return kind

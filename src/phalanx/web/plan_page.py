@@ -126,7 +126,10 @@ def _best(answer: PlanAnswer, best: LayoutFigures) -> list[Child]:
         _parts("Memory", best.memory_bytes, best.usable_bytes, format_decimal_bytes),
     ]
     if best.host_bytes:
-        content.append(element("p", f"Memory of each host: {format_decimal_bytes(best.host_bytes)}.", class_="note"))
+        limit = "" if best.host_limit_bytes is None else f" of {format_decimal_bytes(best.host_limit_bytes)}"
+        content.append(
+            element("p", f"Memory of each host: {format_decimal_bytes(best.host_bytes)}{limit}.", class_="note")
+        )
     if answer.fits:
         tokens = format_tokens(answer.step_tokens)
         content += [

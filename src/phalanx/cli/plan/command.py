@@ -59,7 +59,7 @@ TOP_DEFAULT: Final = 5
     metavar="NAME",
     default="adamw",
     show_default=True,
-    help="Optimizer: adamw, adamw8bit, paged-adamw or paged-adamw8bit.",
+    help="Optimizer: adamw, adamw8bit, adamw4bit, paged-adamw or paged-adamw8bit.",
 )
 @click.option(
     "--offload",
@@ -67,6 +67,11 @@ TOP_DEFAULT: Final = 5
     default="none",
     show_default=True,
     help="Keep the optimizer, or parameters and optimizer, in the memory of the host.",
+)
+@click.option(
+    "--host-memory",
+    metavar="SIZE",
+    help="Memory of each host for --offload and paged optimizers: 512GiB. [default: as the nodes report, or of the usual server]",
 )
 @click.option(
     "--precision",

@@ -115,7 +115,9 @@ def _parts(answer: PlanAnswer, one: LayoutFigures, screen: Terminal) -> list[str
     lines += _bars(one.memory_bytes, max(one.usable_bytes, one.used_bytes), format_decimal_bytes, screen)
     if one.host_bytes:
         buffers = "" if answer.offload == "none" else ", and up to half more for buffers"
-        lines += _wrapped(f"memory of each host: {format_decimal_bytes(one.host_bytes)}{buffers}", screen)
+        limit = "" if one.host_limit_bytes is None else f" of {format_decimal_bytes(one.host_limit_bytes)}"
+        tight = "; tight: the buffers may have no room" if one.is_tight_on_host else ""
+        lines += _wrapped(f"memory of each host: {format_decimal_bytes(one.host_bytes)}{limit}{buffers}{tight}", screen)
     if answer.fits and one.free_bytes < 0:
         lines += _wrapped(one.why, screen)
     if answer.fits:

@@ -2,6 +2,7 @@
 
 Legend: n parameters that one rank updates, r ranks of a node, B bytes/s of the host's memory, P bytes/s of PCIe for each device.
     copies       bytes / min(share of P, B / r)
+    room         what the ranks of a node keep there must be less than its memory; buffers take up to half more, so that above 1 / 1.5 it is tight
     CPU update   r n 30 / (share of B): it reads gradient, moments and master copy (16), and writes all but the gradient and a 16-bit copy (14)
 Sources: J. Ren et al., "ZeRO-Offload", 2021, sections 4 and 5.1; S. Rajbhandari et al., "ZeRO-Infinity", 2021, section 3.
 """
@@ -26,9 +27,29 @@ THREAD_PARAMETERS_PER_S: Final = 47e6
 8 A800: offload of the optimizer adds 17 to 20 s to a step in which each of 8 ranks updates 842M; torchrun starts ranks with one thread."""
 
 
+BUFFERS: Final = 1.5
+"""Most memory of a host over what is stored there. Source: DeepSpeed docs/code-docs/source/memory.rst, additional_buffer_factor."""
+
+
 def ranks_of_node(layout: Layout, machine: Machine) -> int:
     """Return the ranks that share one host."""
     return min(machine.gpus_per_node, layout.ranks)
+
+
+def exceeds_host(rank_bytes: float, layout: Layout, machine: Machine) -> bool:
+    """Return whether the ranks of a node store more in its memory than it has. A host of unknown size has room."""
+    return _over_host(rank_bytes, layout, machine, 1.0)
+
+
+def is_tight_on_host(rank_bytes: float, layout: Layout, machine: Machine) -> bool:
+    """Return whether they have room, but not with the most buffers."""
+    return not exceeds_host(rank_bytes, layout, machine) and _over_host(rank_bytes, layout, machine, BUFFERS)
+
+
+def _over_host(rank_bytes: float, layout: Layout, machine: Machine, factor: float) -> bool:
+    if machine.host_memory_bytes is None:
+        return False
+    return rank_bytes * ranks_of_node(layout, machine) * factor > machine.host_memory_bytes
 
 
 def copy_s(size_bytes: float, layout: Layout, machine: Machine) -> float:

@@ -107,6 +107,7 @@ class Machine:
         storage_bytes_per_s: written per node, durable.
         price: None if no dated price is known.
         host_bytes_per_s: bandwidth of the host's memory of a node, all sockets together.
+        host_memory_bytes: memory of the host of a node; None if it is not known.
     """
 
     gpu: Gpu
@@ -121,6 +122,8 @@ class Machine:
     measured: MeasuredRates | None = None
     host_bytes_per_s: float = 307.2e9
     host_fact: FactSource = FactSource(source="", date="")
+    host_memory_bytes: float | None = None
+    host_memory_fact: FactSource = FactSource(source="", date="")
 
     @property
     def gpus(self) -> int:

@@ -28,7 +28,7 @@ from phalanx.planner.facts.table_files import read_text, shipped_text
 
 COLUMNS: Final = TableColumns(
     required=("name", "cloud", "gpu", "gpus", "network_gbit_per_gpu", "network_kind"),
-    optional=("storage_gb_per_s", "note"),
+    optional=("storage_gb_per_s", "memory_gib", "note"),
 )
 NETWORK_COLUMNS: Final = TableColumns(required=("name", "kind", "gbit_per_gpu"))
 
@@ -50,6 +50,7 @@ class InstanceEntry:
     Attributes:
         gpu: a name in the table of GPUs.
         storage_bytes_per_s: durable writes, per node; None if unknown.
+        memory_bytes: of the host; None if unknown.
     """
 
     name: str
@@ -59,6 +60,7 @@ class InstanceEntry:
     network: NetworkEntry
     storage_bytes_per_s: float | None
     fact: FactSource
+    memory_bytes: float | None = None
     note: str = ""
 
     @property
@@ -108,6 +110,7 @@ def _instance(row: TableRow, gpus: Sequence[GpuEntry]) -> InstanceEntry:
             fact=row.fact(),
         ),
         storage_bytes_per_s=storage,
+        memory_bytes=row.number("memory_gib", least=1.0) * 2**30 if row.text("memory_gib") else None,
         fact=row.fact(),
         note=row.text("note"),
     )

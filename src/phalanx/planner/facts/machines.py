@@ -39,11 +39,11 @@ from phalanx.planner.facts.prices import (
     read_prices,
     user_price,
 )
-from phalanx.planner.facts.table import TableColumns, read_rows
+from phalanx.planner.facts.table import TableColumns, TableRow, read_rows
 from phalanx.planner.facts.table_files import shipped_text, user_tables
 
 _ASSUMED: Final = TableColumns(required=("name", "value", "unit"))
-_HOSTS: Final = TableColumns(required=("gpu", "memory_gb_per_s"))
+_HOSTS: Final = TableColumns(required=("gpu", "memory_gb_per_s"), optional=("memory_gib",))
 _ANY_GPU: Final = "*"
 
 
@@ -86,6 +86,7 @@ def build_machine(
     price_date: str | None = None,
     price_kind: str = "on-demand",
     measured: MeasuredRates | None = None,
+    host_memory_bytes: float | None = None,
     tables: FactTables | None = None,
     notes: list[str] | None = None,
 ) -> Machine:
@@ -101,6 +102,7 @@ def build_machine(
         price_date: date of `price`, required with it.
         price_kind: kind of listed price to use without `price`: "on-demand", "spot", "capacity block".
         measured: rates from `phalanx calibrate`.
+        host_memory_bytes: memory of the host of a node, as stated or reported, instead of the usual one.
         tables: by default the shipped ones.
         notes: receives the assumptions.
 
@@ -119,6 +121,7 @@ def build_machine(
     else:
         cost = _listed_price(entry, server, known, price_kind, link if nodes > 1 else None, notes)
     host_bytes_per_s, host_fact = host_bandwidth(entry.gpu.name)
+    host_memory, memory_fact = _host_memory(entry, server, host_memory_bytes)
     return Machine(
         gpu=gpu_in_node(entry, per_node),
         nodes=nodes,
@@ -132,6 +135,8 @@ def build_machine(
         measured=measured,
         host_bytes_per_s=host_bytes_per_s,
         host_fact=host_fact,
+        host_memory_bytes=host_memory,
+        host_memory_fact=memory_fact,
     )
 
 
@@ -238,12 +243,27 @@ def default_figure(name: str) -> tuple[float, FactSource]:
 @cache
 def host_bandwidth(gpu: str) -> tuple[float, FactSource]:
     """Return the bytes per second of the host's memory in the usual server of this GPU (`hosts.csv`)."""
-    rows = read_rows(shipped_text("hosts.csv"), "hosts.csv", _HOSTS)
-    known = {
-        row.text("gpu").removesuffix(_ANY_GPU): (row.number("memory_gb_per_s", least=1.0) * GB, row.fact())
-        for row in rows
+    row = _host_row(gpu)
+    return row.number("memory_gb_per_s", least=1.0) * GB, row.fact()
+
+
+def _host_memory(
+    entry: GpuEntry, server: InstanceEntry | None, stated_bytes: float | None
+) -> tuple[float | None, FactSource]:
+    """Return the memory of a host: as stated, of the instance, or of the usual server of the GPU; None if none is known."""
+    if stated_bytes is not None:
+        return stated_bytes, FactSource(source="", date="")
+    if server is not None and server.memory_bytes is not None:
+        return server.memory_bytes, server.fact
+    row = _host_row(entry.gpu.name)
+    return (row.number("memory_gib", least=1.0) * 2**30 if row.text("memory_gib") else None), row.fact()
+
+
+def _host_row(gpu: str) -> TableRow:
+    rows = {
+        row.text("gpu").removesuffix(_ANY_GPU): row for row in read_rows(shipped_text("hosts.csv"), "hosts.csv", _HOSTS)
     }
-    return known[max((name for name in known if gpu.startswith(name)), key=len)]
+    return rows[max((name for name in rows if gpu.startswith(name)), key=len)]
 
 
 def _listed_price(

@@ -12,7 +12,7 @@ from phalanx.core.recovery.interval import daly_interval_s, expected_wall_s, gan
 from phalanx.core.work.layouts.layout import Layout
 from phalanx.core.work.layouts.layout_split import SplitLimits, check_split
 from phalanx.planner.cost.collectives import RankNetwork
-from phalanx.planner.cost.host_memory import COPY_SHARE, ranks_of_node
+from phalanx.planner.cost.host_memory import COPY_SHARE, exceeds_host, is_tight_on_host, ranks_of_node
 from phalanx.planner.cost.machine import Gpu
 from phalanx.planner.cost.memory import estimate_memory, exceeds_memory
 from phalanx.planner.cost.optimizers import Offload, OptimizerKind
@@ -106,7 +106,9 @@ def evaluate_layout(
         gpu_hours=hours,
         cost_usd=cost,
         host_bytes=held.host_bytes * ranks_of_node(layout, request.machine),
-        fits=not exceeds_memory(held),
+        fits=not exceeds_memory(held) and not exceeds_host(held.host_bytes, layout, request.machine),
+        host_limit_bytes=request.machine.host_memory_bytes,
+        tight_on_host=is_tight_on_host(held.host_bytes, layout, request.machine),
         why=why,
     )
 

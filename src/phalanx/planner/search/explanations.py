@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.core.work.layouts.layout import Layout
-from phalanx.planner.cost.memory import packed_model_bytes
-from phalanx.planner.cost.optimizers import NARROW_MOMENTS_BYTES, Offload, OptimizerKind
+from phalanx.planner.cost.memory import exceeds_memory, packed_model_bytes
+from phalanx.planner.cost.optimizers import Offload, OptimizerKind
 from phalanx.planner.cost.step_time import StepItem
 from phalanx.planner.cost.training_task import TrainingMethod
 from phalanx.planner.search.request import EvaluatedLayout, LayoutRequest
@@ -56,6 +56,13 @@ def explain_misfit(evaluated: EvaluatedLayout, *, request: LayoutRequest | None 
     """Explain why a layout does not fit: what is too large, and by how much."""
     held = evaluated.memory
     largest = max(held.items, key=lambda part: held.items[part])
+    if evaluated.exceeds_host and not exceeds_memory(held):
+        host = evaluated.host_limit_bytes or 0.0
+        text = f"needs {_gb(evaluated.host_bytes)} in the memory of each host, which has {_gb(host)}"
+        if request is None:
+            return text
+        model, on = request.model.name, f"{request.machine.gpus} x {request.machine.gpu.name}"
+        return f"{model} does not fit on {on}: {layout_text(evaluated.layout)} {text}"
     text = (
         f"needs {_gb(held.total_bytes)} on the fullest GPU, which has {_gb(held.usable_bytes)} usable; "
         f"{largest.value} alone take {_gb(held.items[largest])}"
@@ -89,13 +96,14 @@ def _gb(count: float) -> str:
 
 def training_state_bytes(request: LayoutRequest) -> float:
     """Return the bytes of parameters, gradients and optimizer states, each stored once: 16 per parameter with Adam in mixed precision, 10 with
-    8-bit moments.
+    8-bit moments, 9 with 4-bit ones.
 
     Source: S. Rajbhandari et al., "ZeRO", 2020, section 3.1.
     """
     count = float(request.model.parameters)
     if request.method is TrainingMethod.FULL:
-        return (16.0 - (8.0 - NARROW_MOMENTS_BYTES if request.optimizer.is_narrow else 0.0)) * count
+        moments = request.optimizer.moments_bytes
+        return (8.0 + (8.0 if moments is None else moments)) * count
     frozen = (
         2.0 * count
         if request.method is TrainingMethod.LORA

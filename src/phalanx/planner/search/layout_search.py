@@ -9,6 +9,7 @@ from typing import Final
 
 from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.core.work.layouts.layout import Layout, Recompute
+from phalanx.planner.cost.host_memory import exceeds_host
 from phalanx.planner.cost.memory import MemoryEstimate, estimate_memory
 from phalanx.planner.cost.step_time import StepTimeCalculator
 from phalanx.planner.cost.training_task import TrainingMethod
@@ -76,7 +77,7 @@ def plan_layouts(request: LayoutRequest, *, top: int = 5) -> LayoutAnswer:
         for layout, held in _candidates(request, split):
             count += 1
             way = (split.tensor, split.pipeline, split.context, split.expert, layout.zero, layout.replicate > 1)
-            if not _has_room(held):
+            if not _has_room(request, layout, held):
                 over = held.total_bytes
                 if way not in nearest or over < nearest[way][0]:
                     nearest[way] = (over, layout)
@@ -145,7 +146,7 @@ def _candidates(request: LayoutRequest, split: ParallelDegrees) -> Iterator[tupl
                 )
                 layout = layout if again is Recompute.NONE else replace(layout, recompute=again)
                 held = estimate_memory(task, layout, request.machine.gpu, request.stack)
-                if _has_room(held):
+                if _has_room(request, layout, held):
                     fitting = any_fits = True
                     paged = paged or held.paged_bytes > 0.0
                     hybrid = zero == 3
@@ -158,8 +159,10 @@ def _candidates(request: LayoutRequest, split: ParallelDegrees) -> Iterator[tupl
             return  # larger micro-batches need more
 
 
-def _has_room(held: MemoryEstimate) -> bool:
-    return held.free_bytes >= SPARE_SHARE * held.usable_bytes
+def _has_room(request: LayoutRequest, layout: Layout, held: MemoryEstimate) -> bool:
+    """Return whether device and host have room."""
+    on_device = held.free_bytes >= SPARE_SHARE * held.usable_bytes
+    return on_device and not exceeds_host(held.host_bytes, layout, request.machine)
 
 
 def _timed(
@@ -169,7 +172,7 @@ def _timed(
     ways = count_axes(layout)
     for runs in enumerate_interleavings(request, split, layout.micro_batches):
         run = with_interleaving(layout, runs)
-        if runs > 1 and not _has_room(estimate_memory(task, run, request.machine.gpu, request.stack)):
+        if runs > 1 and not _has_room(request, run, estimate_memory(task, run, request.machine.gpu, request.stack)):
             continue
         seconds = costs.step_time(run).total_s
         yield _TimedLayout(run, seconds, seconds * (1.0 + AXIS_COST * ways))
@@ -276,6 +279,6 @@ def _layout_on(request: LayoutRequest, nodes: int) -> Layout | None:
 def _first_fit(request: LayoutRequest) -> Layout | None:
     for split in enumerate_degrees(request):
         for layout, held in _candidates(request, split):
-            if _has_room(held):
+            if _has_room(request, layout, held):
                 return layout
     return None

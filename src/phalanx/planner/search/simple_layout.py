@@ -36,7 +36,7 @@ def simple_layout(request: LayoutRequest, best: EvaluatedLayout | None) -> Evalu
             layout = build_layout(split, request=request, zero=_ZERO, shard=gpus, replicate=1, micro_batch=size)
             layout = layout if again is Recompute.NONE else replace(layout, recompute=again)
             found = evaluate_layout(request, layout, costs=costs)
-            (fitting if found.memory.free_bytes >= 0.0 else large).append(found)
+            (fitting if found.memory.free_bytes >= 0.0 and not found.exceeds_host else large).append(found)
     if not fitting:
         least = min(large, key=lambda one: (one.memory.total_bytes, str(one.layout)))
         return replace(least, fits=False, why=explain_misfit(least))
