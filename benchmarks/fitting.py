@@ -27,6 +27,7 @@ from phalanx.planner.facts.coefficient_table import (
     stacks,
     stacks_from,
 )
+from phalanx.planner.search.sample_batches import UnevenStepTimeCalculator
 
 NOISE: Final = 0.07
 """Spread of a measured step time around a perfect model: runs of one table repeat within a few per cent."""
@@ -47,7 +48,8 @@ def predicted(runs: Sequence[PublishedRun], table: Table) -> list[StepTime]:
 
 def predict(run: PublishedRun, physics: Physics, stack: Stack) -> StepTime:
     """Return the step time of one run."""
-    return StepTimeCalculator(run.task, run.machine, physics, stack).step_time(run.layout)
+    costs = StepTimeCalculator(run.task, run.machine, physics, stack)
+    return (costs if run.samples is None else UnevenStepTimeCalculator(costs, run.samples)).step_time(run.layout)
 
 
 def fit(runs: Sequence[PublishedRun], table: Table, *, warm: bool = False) -> tuple[Coefficient, ...]:

@@ -27,6 +27,8 @@ from phalanx.planner.facts.gpus import (
     gpu_in_node,
 )
 from phalanx.planner.facts.models import find_model
+from phalanx.planner.search.sample_batches import SampleBatches
+from phalanx.planner.serving.answer_lengths import AnswerBatching
 
 LATENT: Final = LatentAttention(query_rank=1536, kv_rank=512, rope_dim=64, value_dim=128)
 """The shape for a row with only "mla". Source: DeepSeek-AI, "DeepSeek-V3", 2024, section 4.2."""
@@ -50,6 +52,7 @@ class PublishedRun:
         memory_bytes, peers: optional; `peers` are predictions of other tools, in seconds.
         failed: it ran out of memory.
         states_recompute: the row says what is computed again in the backward pass. Otherwise `layout` has nothing of it.
+        samples: lengths of the samples, where they are not all of the sequence.
         states_zero: the row says what data parallel ranks shard. Otherwise `layout` shards nothing.
     """
 
@@ -67,6 +70,7 @@ class PublishedRun:
     failed: bool = False
     states_recompute: bool = True
     states_zero: bool = True
+    samples: SampleBatches | None = None
 
     @property
     def measured_s(self) -> float:
@@ -147,9 +151,16 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
             for name in ("source", "model", "seq", "gbs", "gpu", "n_gpus", "precision", "framework", "method")
         ),
         failed=failed,
+        samples=_samples(row),
         states_recompute=_text(row, "recompute").lower() not in UNSTATED,
         states_zero=_text(row, "zero").lower() not in UNSTATED,
     )
+
+
+def _samples(row: Mapping[str, str]) -> SampleBatches | None:
+    mean = _whole(row, "mean_length", 0)
+    batching = AnswerBatching(_text(row, "packing").lower() or AnswerBatching.PADDED)
+    return SampleBatches(mean, _whole(row, "seq", 1), batching) if mean else None
 
 
 def _network(row: Mapping[str, str], needed: bool) -> float:

@@ -12,9 +12,9 @@ from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.planner.cost.host_memory import one_thread_s
 from phalanx.planner.cost.memory import exceeds_memory
 from phalanx.planner.cost.optimizers import Offload
-from phalanx.planner.cost.training_task import TrainingMethod
+from phalanx.planner.cost.training_task import Objective, TrainingMethod
 from phalanx.planner.facts.coefficient_table import DEFAULT_STACK
-from phalanx.planner.search.evaluation import training_task
+from phalanx.planner.search.evaluation import evaluate_layout, training_task
 from phalanx.planner.search.layout_search import plan_layouts
 from phalanx.planner.search.option_effects import OptionEffect, option_effects
 from phalanx.planner.search.request import (
@@ -25,6 +25,7 @@ from phalanx.planner.search.request import (
     LayoutRequest,
 )
 from phalanx.planner.search.simple_layout import simple_layout
+from phalanx.planner.serving.answer_lengths import AnswerBatching
 from phalanx.planner.serving.rollout import RolloutRequest
 from phalanx.plans.amounts import format_seconds
 from phalanx.plans.formulas import ExplainedLayout, explain_layout
@@ -37,6 +38,7 @@ from phalanx.plans.records import (
     PlanAnswer,
     ShownEffect,
     ShownRollout,
+    ShownSamples,
 )
 from phalanx.plans.request import PlanInputs, format_price, parse_plan_inputs
 
@@ -69,6 +71,7 @@ def compute_plan(
         optimizer=question.optimizer,
         offload=question.offload,
         objective=question.objective,
+        samples=question.samples,
         rollout=None if question.answers is None else _rollout(question.answers, question.cuda_graphs is not False),
     )
     answer = plan_layouts(asked, top=options["top"])
@@ -124,6 +127,7 @@ def build_answer(
         rollout=None
         if question.answers is None
         else ShownRollout(prompt=question.answers.prompt, answer=question.answers.answer, group=question.answers.group),
+        samples=None if not shown else _samples(asked, (*answer.layouts, *answer.rejected)[0]),
         stack=question.stack.name,
         price=format_price(machine.price),
         fits=answer.fits,
@@ -140,6 +144,27 @@ def build_answer(
         notes=tuple(notes),
         formulas=explain_layout(_case(asked, shown[0])) if shown else (),
         next_command=_next(question, answer),
+    )
+
+
+def _samples(asked: LayoutRequest, first: EvaluatedLayout) -> ShownSamples | None:
+    """Return what the first layout computes for its samples, and how much faster it would train them packed."""
+    samples = asked.samples
+    if samples is None:
+        return None
+    computed = training_task(asked).computed(first.layout)
+    faster = None
+    if samples.batching is not AnswerBatching.PACKED and asked.objective is Objective.CROSS_ENTROPY:
+        packed = replace(asked, samples=replace(samples, batching=AnswerBatching.PACKED))
+        faster = evaluate_layout(packed, first.layout).tokens_per_s / first.tokens_per_s
+    return ShownSamples(
+        mean=samples.mean,
+        longest=samples.longest,
+        packing=samples.batching.value,
+        positions=samples.positions(computed),
+        tokens=samples.tokens,
+        wasted=samples.wasted(computed),
+        packed_speed=faster,
     )
 
 

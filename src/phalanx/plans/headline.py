@@ -14,9 +14,10 @@ from phalanx.plans.amounts import (
     format_tokens,
     format_usd,
 )
-from phalanx.plans.records import Estimate, PlanAnswer, ShownEffect
+from phalanx.plans.records import Estimate, PlanAnswer, ShownEffect, ShownSamples
 
 _SAME_BYTES: Final = 1e6  # less is not shown
+_WORTH: Final = 1.05  # speeds within 5 % are the same
 
 
 def headline(answer: PlanAnswer) -> str:
@@ -54,6 +55,20 @@ def effect_text(one: ShownEffect) -> str:
     figures = f"{format_decimal_bytes(one.without.used_bytes)}, {format_seconds(one.without.step_s.mid)}"
     fits = "" if one.without_fits else ", does not fit"
     return f"{one.option}: {memory} and {time} (without it {figures}{fits})"
+
+
+def samples_text(one: ShownSamples) -> str:
+    """Return what is computed for the samples, and how much faster packing would be, in one line."""
+    if one.packing == "packed":
+        where = f"packed into sequences of {one.longest}, of which {one.tokens / one.positions:.0%} are tokens"
+    elif one.packing == "unpadded":
+        where = f"computed without pads; waiting for the fullest micro-batch costs {one.wasted:.0%}"
+    else:
+        where = f"padded to {one.positions:,.0f} on average: {one.wasted:.0%} of what is computed are pads"
+    faster = ""
+    if one.packed_speed is not None and one.packed_speed > _WORTH:
+        faster = f"; --packing packed would train {one.packed_speed:.1f} times as many tokens per second"
+    return f"samples of {one.mean:,} tokens, at most {one.longest:,}, {where}{faster}"
 
 
 def interval_text(one: Estimate, formatted: Callable[[float], str]) -> str:

@@ -7,4 +7,5 @@ from typing import Final
 METHODS: Final = ("full", "lora", "qlora", "dpo", "dpo-lora", "dpo-qlora", "grpo", "grpo-lora", "grpo-qlora")
 OPTIMIZERS: Final = ("adamw", "adamw8bit", "adamw4bit", "paged-adamw", "paged-adamw8bit")
 OFFLOADS: Final = ("none", "optimizer", "parameters")
+PACKINGS: Final = ("padded", "packed", "unpadded")
 GRAPHS: Final = ("on", "off")

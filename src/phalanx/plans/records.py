@@ -98,6 +98,25 @@ class ShownRollout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShownSamples:
+    """Samples of `mean` tokens, at most `longest`, put together by `packing`, under the first layout.
+
+    Attributes:
+        positions: computed for one sequence, on average; `tokens` of them count.
+        wasted: share of the computed positions that are no tokens.
+        packed_speed: tokens per second with packing, relative to this; None if they are packed.
+    """
+
+    mean: int
+    longest: int
+    packing: str
+    positions: float
+    tokens: float
+    wasted: float
+    packed_speed: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShownEffect:
     """What an option of the request does to the best layout: the same layout without it.
 
@@ -152,6 +171,7 @@ class PlanAnswer:
     effects: tuple[ShownEffect, ...] = ()
     step_tokens: int = 0
     rollout: ShownRollout | None = None
+    samples: ShownSamples | None = None
     optimizer: str = "adamw"
     offload: str = "none"
     alternatives: tuple[str, ...] = ()
@@ -193,6 +213,7 @@ def as_json(answer: PlanAnswer) -> dict[str, Any]:
             "rollout": None
             if answer.rollout is None
             else {"prompt": answer.rollout.prompt, "answer": answer.rollout.answer, "group": answer.rollout.group},
+            "samples": None if answer.samples is None else _samples(answer.samples),
             "optimizer": answer.optimizer,
             "offload": answer.offload,
             "stack": answer.stack,
@@ -203,6 +224,18 @@ def as_json(answer: PlanAnswer) -> dict[str, Any]:
             {"name": one.name, "formula": one.symbols, "numbers": one.numbers, "source": one.source}
             for one in answer.formulas
         ],
+    }
+
+
+def _samples(one: ShownSamples) -> dict[str, Any]:
+    return {
+        "mean_length": one.mean,
+        "longest": one.longest,
+        "packing": one.packing,
+        "positions": one.positions,
+        "tokens": one.tokens,
+        "wasted": one.wasted,
+        "packed_speed": one.packed_speed,
     }
 
 

@@ -14,9 +14,11 @@ from phalanx.planner.cost.machine import Machine, Price
 from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.planner.cost.optimizers import Offload, OptimizerKind
 from phalanx.planner.cost.training_task import Objective, TrainingMethod
+from phalanx.planner.search.sample_batches import SampleBatches
 from phalanx.plans.amounts import format_tokens, parse_count, parse_switch, parse_tokens
 from phalanx.plans.machine import PlannedFleet, machine_from_head, machine_from_options
 from phalanx.plans.method import WrittenAnswers, method_word, parse_answers, parse_method
+from phalanx.plans.sample_lengths import parse_samples
 
 SEQ_DEFAULT: Final = 4096  # positions: as Llama 2, H. Touvron et al., 2023
 BATCH_DEFAULT_TOKENS: Final = 4_194_304  # per step in full training: as Llama 1 and 2
@@ -30,6 +32,7 @@ _FLAGS: Final = {
     "answer_tokens": "out",
     "cuda_graphs": "cuda-graphs",
     "host_memory": "host-memory",
+    "mean_length": "mean-length",
 }
 # without fp8, which does not preserve the loss of every training and is used on request only
 _PRECISION_ORDER: Final = ("bf16", "fp16", "fp32")
@@ -59,6 +62,7 @@ class PlanInputs:
     offload: Offload = Offload.NONE
     objective: Objective = Objective.CROSS_ENTROPY
     answers: WrittenAnswers | None = None
+    samples: SampleBatches | None = None
     cuda_graphs: bool | None = None
 
     @property
@@ -87,6 +91,8 @@ class PlanInputs:
         written = ""
         if self.answers is not None:
             written = f" (prompts of {self.answers.prompt}, {self.answers.group} answers of {self.answers.answer} each)"
+        if self.samples is not None:
+            written = f" ({self.samples.batching.value} samples of {self.samples.mean} tokens)"
         on = "" if self.tokens is None else f" on {format_tokens(self.tokens)} tokens"
         return f"{describe_model(self.model)}, {method}{on}: {whole}, sequence {self.seq}{written}, global batch {self.global_batch}, {self.precision}"
 
@@ -117,6 +123,7 @@ def parse_plan_inputs(
     model = parse_model_argument(options["model"], home=home, notes=notes, files=files)
     seq = _seq(options["seq"], model)
     answers = parse_answers(options, objective, seq)
+    samples = parse_samples(options, objective, seq)
     if options["fleet"] == "here":
         if fleet is None:
             raise BadRequest("fleet: no fleet is known here", hint="name the GPUs")
@@ -125,7 +132,8 @@ def parse_plan_inputs(
         machine = machine_from_options(options, tables, notes)
     layout = None if options["layout"] is None else parse_layout(options["layout"])
     precision = _precision(options["precision"], layout, options["layout"], machine)
-    batch = _batch(options["global_batch"], seq, objective, method, layout, notes)
+    counted = seq if samples is None else max(1, round(samples.tokens))
+    batch = _batch(options["global_batch"], counted, objective, method, layout, notes)
     if answers is not None and batch % answers.group:
         raise BadRequest(
             f"global batch {batch} is not divisible by groups of {answers.group} answers",
@@ -150,6 +158,7 @@ def parse_plan_inputs(
         offload=offload,
         objective=objective,
         answers=answers,
+        samples=samples,
         layout=layout,
         model_argument=options["model"],
         stated_batch="" if options["global_batch"] is None else f" --global-batch {batch}",
@@ -201,6 +210,8 @@ def _stated(options: Mapping[str, Any], inputs: PlanInputs) -> str:
         "stack": inputs.stack.name,
         "cuda_graphs": "on" if inputs.cuda_graphs else "off",
     }
+    if inputs.samples is not None:
+        read |= {"mean_length": inputs.samples.mean, "packing": inputs.samples.batching.value}
     if inputs.answers is not None:
         answers = inputs.answers
         read |= {"prompt_tokens": answers.prompt, "answer_tokens": answers.answer, "group": answers.group}

@@ -10,6 +10,7 @@ from phalanx.plans.gpu_words import parse_gpus_or_models
 
 TOKENS: Final = GrammarType("TOKENS", parse_tokens)
 SEQ: Final = GrammarType("N", lambda text: parse_count(text, what="seq"))
+LENGTH: Final = GrammarType("N", lambda text: parse_count(text, what="mean-length"))
 BATCH: Final = GrammarType("N", lambda text: parse_count(text, what="global-batch"))
 USD: Final = GrammarType("USD", parse_usd)
 PLANNED_GPUS: Final = GrammarType("GPUS", parse_gpus_or_models)

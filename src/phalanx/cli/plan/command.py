@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import click
 
-from phalanx.cli.plan.amount_types import BATCH, PLANNED_GPUS, SEQ, TOKENS, USD
+from phalanx.cli.plan.amount_types import BATCH, LENGTH, PLANNED_GPUS, SEQ, TOKENS, USD
 from phalanx.cli.plan.counted_page import counted_options, print_counted_plan
 from phalanx.cli.plan.serving_options import print_serving_plan, refuse_without_serve, serving_options
 from phalanx.cli.terminal import terminal
 from phalanx.core.errors import BadRequest
-from phalanx.plans.option_words import GRAPHS, METHODS, OFFLOADS
+from phalanx.plans.option_words import GRAPHS, METHODS, OFFLOADS, PACKINGS
 
 TOP_DEFAULT: Final = 5
 
@@ -34,6 +34,18 @@ TOP_DEFAULT: Final = 5
     help="Plan on the calibrated fleet of your head instead of named GPUs.",
 )
 @click.option("--seq", type=SEQ, metavar="N", help="Sequence length. [default: 4096]")
+@click.option(
+    "--mean-length",
+    type=LENGTH,
+    metavar="N",
+    help="Mean tokens of a sample, whose longest has --seq. [default: every sequence is full]",
+)
+@click.option(
+    "--packing",
+    type=click.Choice(PACKINGS),
+    help="With --mean-length: pad samples to the longest that is computed with them, pack several into a sequence, or neither. "
+    "[default: padded]",
+)
 @click.option(
     "--global-batch",
     type=BATCH,

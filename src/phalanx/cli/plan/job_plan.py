@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Options of `phalanx plan` that a job file cannot set, with their defaults.
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "seq": None,
+    "mean_length": None,
+    "packing": None,
     "global_batch": None,
     "tokens": None,
     "method": "full",

@@ -18,7 +18,7 @@ from phalanx.plans.amounts import (
     format_tokens,
     format_usd,
 )
-from phalanx.plans.headline import effect_text, headline, interval_text
+from phalanx.plans.headline import effect_text, headline, interval_text, samples_text
 from phalanx.plans.records import (
     Estimate,
     Formula,
@@ -44,6 +44,8 @@ def plan_page(answer: PlanAnswer, screen: Terminal, *, explain: bool = False) ->
         lines += _titled("layouts", _layouts(answer, screen), screen)
     if answer.simple is not None:
         lines += ["", *_wrapped(_simple(answer, answer.simple), screen)]
+    if answer.samples is not None:
+        lines += ["", *_wrapped(samples_text(answer.samples), screen, 2)]
     if answer.effects:
         lines += ["", *(line for one in answer.effects for line in _wrapped(effect_text(one), screen, 2))]
     if formatted:

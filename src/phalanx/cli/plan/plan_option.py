@@ -20,6 +20,8 @@ _SAVE_HINT: Final = "create one with phalanx plan MODEL --save FILE.json"
 PLAN_KEYS: Final = (
     "model",
     "seq",
+    "mean_length",
+    "packing",
     "global_batch",
     "method",
     "prompt_tokens",

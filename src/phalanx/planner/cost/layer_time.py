@@ -132,10 +132,11 @@ def layer_time(
     frozen: bool = False,
     packed: PackedFormat | None = None,
     adapted: Sequence[tuple[int, int]] = (),
+    attended: float = 1.0,
 ) -> LayerTime:
     """Return the time of one mixture or dense layer. `frozen` weights need no gradients (LoRA); `packed` is the format of 4-bit ones (QLoRA).
 
-    `adapted` are the inputs and outputs of the matrices with an adapter.
+    `adapted` are the inputs and outputs of the matrices with an adapter; `attended` is the share of the scores that fused attention computes.
     """
     rates = SustainedRates(machine, physics, stack, layout.precision)
     tokens = layout.micro_batch * seq / layout.context
@@ -150,7 +151,8 @@ def layer_time(
             count * (_backward_s(rates, one, frozen=frozen) + (1.0 if frozen else 2.0) * extra)
             for count, one in experts
         )
-    attend, attend_back = _attention_s(model, layout, tokens, seq, rates, physics, flash=flash)
+    share = attended if flash else 1.0
+    attend, attend_back = (share * one for one in _attention_s(model, layout, tokens, seq, rates, physics, flash=flash))
     if mixture and layout.expert > 1:  # while tokens are sent beside it, products and attention have fewer processors
         slower = 1.0 / (1.0 - stack.expert_processors)
         matmul, matmul_back, attend, attend_back = (slower * one for one in (matmul, matmul_back, attend, attend_back))

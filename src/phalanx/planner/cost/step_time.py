@@ -211,6 +211,7 @@ class StepTimeCalculator:
             frozen=self.task.method is not TrainingMethod.FULL,
             packed=self._packed,
             adapted=self.task.adapted,
+            attended=self.task.attended,
         )
 
     def _counts(self) -> tuple[int, int]:

@@ -43,6 +43,7 @@ class TrainingTask:
         optimizer: the optimizer of what is trained.
         offload: what lies in the memory of the host.
         objective: what the loss compares.
+        attended: share of the scores of a whole sequence that is computed: less than 1 where it holds several samples.
         engine_bytes: least memory that an inference engine on the same devices needs while the model writes answers.
     """
 
@@ -55,6 +56,7 @@ class TrainingTask:
     optimizer: OptimizerKind = OptimizerKind.ADAMW
     offload: Offload = Offload.NONE
     objective: Objective = Objective.CROSS_ENTROPY
+    attended: float = 1.0
     engine_bytes: float = 0.0
 
     @property
@@ -66,6 +68,10 @@ class TrainingTask:
     def has_reference(self) -> bool:
         """Whether a reference model computes each sample too."""
         return self.objective is not Objective.CROSS_ENTROPY
+
+    def with_lengths(self, *, seq: int, attended: float) -> TrainingTask:
+        """Return the task with sequences of so many positions."""
+        return replace(self, seq=max(1, seq), attended=attended)
 
     def computed(self, layout: Layout) -> Layout:
         """Return the layout with micro-batches counted in sequences instead of samples."""

@@ -21,6 +21,7 @@ from phalanx.planner.cost.training_task import TrainingMethod, TrainingTask
 from phalanx.planner.cost.uncertainty import interval_s
 from phalanx.planner.search.candidates import Z3
 from phalanx.planner.search.request import CheckpointEstimate, EvaluatedLayout, LayoutRequest
+from phalanx.planner.search.sample_batches import UnevenStepTimeCalculator
 from phalanx.planner.serving.rollout import RolloutRequest, RolloutTimer
 
 RESTART_S: Final = 180.0
@@ -52,8 +53,11 @@ def training_task(request: LayoutRequest) -> TrainingTask:
 def step_time_calculator(request: LayoutRequest) -> StepTimeCalculator:
     """Return the calculator of step times for this request; reuse it for many layouts."""
     timer = None if request.written is None else rollout_timer(request)
-    task = replace(training_task(request), seq=request.mean_seq)
-    return StepTimeCalculator(task, request.machine, request.physics, request.stack, timer)
+    task = training_task(request)
+    if request.samples is None:
+        task = replace(task, seq=request.mean_seq)
+    plain = StepTimeCalculator(task, request.machine, request.physics, request.stack, timer)
+    return plain if request.samples is None else UnevenStepTimeCalculator(plain, request.samples)
 
 
 def rollout_timer(request: LayoutRequest) -> RolloutTimer:
@@ -116,7 +120,8 @@ def evaluate_layout(
 def mfu(request: LayoutRequest, tokens_per_s: float, gpus: int) -> float:
     """Return model FLOP/s over the dense 16-bit peak of the devices. Frozen weights need no gradients: a third less."""
     peak = peak_flops(request.machine.gpu)
-    flops_per_token = request.model.flops_per_token(request.mean_seq, frozen=request.method is not TrainingMethod.FULL)
+    span = request.mean_seq if request.samples is None else round(request.samples.span)
+    flops_per_token = request.model.flops_per_token(span, frozen=request.method is not TrainingMethod.FULL)
     return tokens_per_s * flops_per_token / (gpus * peak)
 
 

@@ -10,6 +10,7 @@ from phalanx.planner.cost.optimizers import Offload, OptimizerKind
 from phalanx.planner.cost.training_task import Objective
 from phalanx.planner.search.evaluation import evaluate_layout, training_task
 from phalanx.planner.search.request import EvaluatedLayout, LayoutRequest
+from phalanx.planner.serving.answer_lengths import AnswerBatching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,13 @@ def option_effects(request: LayoutRequest, chosen: EvaluatedLayout) -> tuple[Opt
 
 
 def _same_sequences(request: LayoutRequest, plain: LayoutRequest, layout: Layout) -> Layout:
-    return layout if plain.objective is request.objective else training_task(request).computed(layout)
+    if plain.objective is not request.objective:
+        return training_task(request).computed(layout)
+    if plain.samples is request.samples or request.samples is None or plain.samples is None:
+        return layout
+    # A pack holds several samples, so that as many of them are more sequences.
+    more = request.samples.tokens / plain.samples.tokens
+    return replace(layout, micro_batches=max(1, round(layout.micro_batches * more)))
 
 
 def _without(request: LayoutRequest) -> Iterator[tuple[str, LayoutRequest]]:
@@ -43,3 +50,6 @@ def _without(request: LayoutRequest) -> Iterator[tuple[str, LayoutRequest]]:
         yield f"optimizer {request.optimizer.value}", replace(request, optimizer=OptimizerKind.ADAMW)
     if request.offload is not Offload.NONE:
         yield f"offload {request.offload.value}", replace(request, offload=Offload.NONE)
+    if request.samples is not None and request.samples.batching is not AnswerBatching.PADDED:
+        padded = replace(request.samples, batching=AnswerBatching.PADDED)
+        yield f"packing {request.samples.batching.value}", replace(request, samples=padded)

@@ -12,6 +12,7 @@ from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.planner.cost.optimizers import Offload, OptimizerKind
 from phalanx.planner.cost.step_time import StepTime
 from phalanx.planner.cost.training_task import Objective, TrainingMethod
+from phalanx.planner.search.sample_batches import SampleBatches
 from phalanx.planner.serving.rollout import RolloutRequest
 
 
@@ -26,6 +27,7 @@ class LayoutRequest:
         layout: evaluate only this layout.
         adapter_share: parameters of the LoRA adapters as a share of all parameters.
         optimizer, offload, objective: as in `TrainingTask`. With a rollout, `seq` is the most of one answer with its prompt.
+        samples: lengths of the samples and how they are put together; None if every sequence has `seq` positions.
         rollout: answers of a step of GRPO, or for another objective the lengths of those that exist; None if every sequence has `seq` positions.
     """
 
@@ -43,6 +45,7 @@ class LayoutRequest:
     optimizer: OptimizerKind = OptimizerKind.ADAMW
     offload: Offload = Offload.NONE
     objective: Objective = Objective.CROSS_ENTROPY
+    samples: SampleBatches | None = None
     rollout: RolloutRequest | None = None
 
     @property
@@ -52,7 +55,9 @@ class LayoutRequest:
 
     @property
     def mean_seq(self) -> int:
-        """Mean positions of one sequence: of answers that end before the limit."""
+        """Mean tokens that count of one sequence: of answers that end before the limit, and of samples without their pads."""
+        if self.samples is not None:
+            return max(1, round(self.samples.tokens))
         return self.seq if self.rollout is None else self.rollout.prompt + self.rollout.answer
 
 
