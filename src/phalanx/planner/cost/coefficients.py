@@ -23,7 +23,6 @@ class Physics:
         fp8_cast: passes over the operands to convert them to fp8, relative to three per activation and one per weight.
         memory_share: share of the memory bandwidth that simple kernels reach.
         elementwise: passes over activations by norms, activations and residuals, relative to the count in `layer.py`.
-        flash_backward: rate of flash attention backward, relative to forward.
         unfused_attention: passes over the score matrix where attention is not fused, relative to the count in `layer.py`.
         link_share, network_share: share of link and network bandwidth that large collectives reach.
         latency_s: latency of one step of a collective within a node; between nodes it is twice that.
@@ -51,7 +50,6 @@ class Physics:
     fp8_cast: float
     memory_share: float
     elementwise: float
-    flash_backward: float
     unfused_attention: float
     link_share: float
     network_share: float
@@ -87,7 +85,9 @@ class Stack:
         expert_processors: share of a device's processors that send tokens to experts all the time, while the others compute.
         dispatch_once: a token is sent once to each node of its experts, instead of once to each expert.
         attention: name of the flash attention kernel: a scope of `coefficients.csv`.
-        flash_shares: share of the sustained matrix rate that the kernel reaches forward, by GPU name prefix; "" for all other GPUs.
+        flash_shares: share of the best matrix rate that the kernel reaches forward for long sequences, by GPU name prefix; "" for all other GPUs.
+        flash_backward: its rate backward, relative to forward.
+        flash_ramp: tokens of a sequence with which it reaches half of those.
         parameter_bytes, gradient_bytes, state_bytes: stored per parameter: the copy that is multiplied, the gradient, and the
             optimizer states with the master copy.
         moment_bytes: of the states, what the moments take.
@@ -143,6 +143,8 @@ class Stack:
     dispatch_once: bool = False
     attention: str = "flash2"
     flash_shares: Mapping[str, float] = field(default_factory=dict)
+    flash_backward: float = 0.75
+    flash_ramp: float = 0.0
     parameter_bytes: float = 2.0
     gradient_bytes: float = 4.0
     state_bytes: float = 12.0

@@ -3,7 +3,8 @@
 Legend: T tokens of the micro-batch on this rank, d hidden, h heads, g key-value heads, k features per head, f MLP width, s sequence,
 t tensor parallel ranks.
     product M x K x N    2 M K N / R + w (M K + K N + M N) 2 / B     R sustained FLOP/s, B bytes/s of memory, w the share that is not hidden
-    flash attention      2 T s h k / t, half of the square: forward; 2.5 times that backward (five products instead of two)
+    flash attention      2 T s h k / t, half of the square: forward; 2.5 times that backward (five products instead of two); a kernel reaches
+                         its rate times s / (s + r), with r tokens for half of it
     unfused attention    the whole square at matrix rate, and the score matrix written and read by scale, softmax and dropout
     small kernels        about 10 passes over T d forward and 13 backward, 2.5 to 5.5 over T f / t
     an adapter           of K inputs and N outputs, as peft computes it beside a frozen matrix: its input read (2 K), its output written, scaled and
@@ -151,8 +152,10 @@ def layer_time(
             count * (_backward_s(rates, one, frozen=frozen) + (1.0 if frozen else 2.0) * extra)
             for count, one in experts
         )
-    share = attended if flash else 1.0
-    attend, attend_back = (share * one for one in _attention_s(model, layout, tokens, seq, rates, physics, flash=flash))
+    attend, attend_back = _attention_s(model, layout, tokens, seq, rates, physics, flash=flash)
+    if flash:
+        ramp = attended * (1.0 + stack.flash_ramp / max(1.0, attended * seq))
+        attend, attend_back = ramp * attend, ramp * attend_back / stack.flash_backward
     if mixture and layout.expert > 1:  # while tokens are sent beside it, products and attention have fewer processors
         slower = 1.0 / (1.0 - stack.expert_processors)
         matmul, matmul_back, attend, attend_back = (slower * one for one in (matmul, matmul_back, attend, attend_back))
@@ -250,7 +253,7 @@ def _attention_s(
     half = tokens * seq * heads * both  # FLOPs of the causal half of scores and values
     if flash:
         forward = half / rates.flash
-        return forward, 2.5 * forward / physics.flash_backward
+        return forward, 2.5 * forward
     square = 2.0 * half / (0.8 * rates.matmul)  # 0.8: batched products of the width of one head are small
     scores = physics.unfused_attention * tokens * seq * heads * rates.width / rates.bytes
     return square + 6.5 * scores, 2.0 * square + 9.0 * scores

@@ -93,7 +93,9 @@ def stacks_from(table: Sequence[Coefficient]) -> dict[str, Stack]:
         for key, value in description.items():
             if key in known:
                 given[key] = tuple(value) if isinstance(value, list) else value
-        out[name] = Stack(name=name, flash_shares=shares[description["attention"]], **given)
+        kernel = dict(shares[description["attention"]])
+        given |= {f"flash_{key}": kernel.pop(key) for key in ("backward", "ramp")}
+        out[name] = Stack(name=name, flash_shares=kernel, **given)
     return out
 
 
