@@ -190,7 +190,7 @@ def test_up_refuses_what_no_live_head_can_follow_and_passes_on_the_rest(tmp_path
     phalanx = Shell(tmp_path)
     refused = phalanx("up", "--policy", "srtf", code=64).stderr
     assert "unknown for live jobs" in refused
-    assert "a head accepts: default, fifo, skip, backfill, las, fair" in refused
+    assert "a head accepts: default, throughput, fifo, skip, backfill, las, fair" in refused
     assert "has no unit" in phalanx("up", "--min-run", "30", code=64).stderr
     unit = phalanx("up", "--systemd", "--policy", "default", "--min-run", "10m", "--no-preemption").stdout
     assert "-m phalanx.app.head --policy default --min-run 10m --no-preemption\n" in unit

@@ -63,13 +63,32 @@ def test_nights_weekends_and_bursts_are_drawn():
     office = [job for seed in range(5) for job in draw_trace(FAMILIES["office"], seed).jobs]
     by_day = sum(8 <= job.submit_s % 86_400 / 3600 < 20 for job in office) / len(office)
     assert by_day > 0.85
-    gaps = {
-        name: statistics.median(
-            after.submit_s - before.submit_s for before, after in pairwise(draw_trace(family, 1).jobs)
+    together = {
+        name: statistics.fmean(
+            after.submit_s - before.submit_s < 60.0
+            for seed in range(3)
+            for before, after in pairwise(draw_trace(FAMILIES[name], seed).jobs)
         )
-        for name, family in FAMILIES.items()
+        for name in ("sweeps", "steady")
     }
-    assert gaps["sweeps"] < 0.3 * gaps["steady"]
+    assert together["sweeps"] > 0.9
+    assert together["steady"] < 0.7
+
+
+@pytest.mark.parametrize(("name", "alike"), [("sweeps", True), ("mixed-bursts", False)])
+def test_a_burst_is_of_one_user_and_script(name, alike):
+    """Neighbours in a burst have one user, and run times as similar as those of one script; others rarely."""
+    pairs = [
+        (before, after)
+        for seed in range(3)
+        for before, after in pairwise(draw_trace(FAMILIES[name], seed).jobs)
+        if after.submit_s - before.submit_s < 60.0 and before.gpus == after.gpus
+    ]
+    assert statistics.fmean(before.virtual_cluster == after.virtual_cluster for before, after in pairs) > 0.85
+    apart = statistics.median(abs(math.log(after.duration_s / before.duration_s)) for before, after in pairs)
+    # The median difference of two normal values is 0.954 deviations.
+    assert math.isclose(apart, 0.954 * FAMILIES[name].own_deviation, rel_tol=0.2)
+    assert (apart < 0.2) == alike
 
 
 def test_heavy_tail_has_the_index_it_states():

@@ -202,7 +202,7 @@ def test_a_queue_borrows_and_gives_back(cluster):
     assert resumed_at(cluster, back) >= 119
 
 
-@pytest.mark.parametrize("name", ["default", "fifo", "skip", "backfill", "sjf", "las", "srtf", "fair"])
+@pytest.mark.parametrize("name", ["default", "throughput", "fifo", "skip", "backfill", "sjf", "las", "srtf", "fair"])
 def test_every_policy_finishes_live_what_it_is_given(name):
     """Clocks here never stand at a round exactly, nor did the head know these jobs before."""
     cluster = Harness("r: n0=4 n1=4", policy=PolicySettings(name=name))

@@ -42,7 +42,7 @@ def test_what_is_missed_names_figure_and_limit():
 def test_where_users_do_not_repeat_themselves_the_best_that_knows_less_is_the_measure():
     own = replayed("default", trace="half-gangs", avg_jct_s=1200.0)
     peers = [own, *(replayed(name, trace="half-gangs", avg_jct_s=1300.0) for name in ("las", "backfill", "srtf"))]
-    best = replayed("unbounded", trace="half-gangs", avg_jct_s=1190.0)
+    best = replayed("throughput", trace="half-gangs", avg_jct_s=1190.0)
     assert misses(own, peers) == []
     assert misses(own, [*peers, best]) == ["half-gangs, seed 1: avg_jct_s 1200, wanted at most 1190"]
 

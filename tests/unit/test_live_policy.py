@@ -1,12 +1,15 @@
 """The scheduler's settings of a live head: which policies it takes, and what the next head remembers."""
 
 import argparse
+import math
+from dataclasses import replace
 
 import pytest
 
 from phalanx.app.scheduler_options import add_scheduler_arguments, build_policy, scheduler_settings
 from phalanx.core.errors import BadRequest
-from phalanx.core.scheduling.policies import PolicyParameters
+from phalanx.core.scheduling.policies import PolicyParameters, policy_named
+from phalanx.core.scheduling.policies.default import DefaultPolicy
 from phalanx.core.scheduling.settings import LIVE_POLICIES, live_policy_settings
 
 
@@ -39,6 +42,14 @@ def test_another_policy_begins_with_its_own_constants():
     assert scheduler_settings(given("--policy", "default"), kept) == kept
 
 
+def test_throughput_is_the_default_policy_without_a_limit_on_waits():
+    kept = scheduler_settings(given("--policy", "throughput", "--min-run", "45s"), None)
+    made = [build_policy(kept).create_policy(), policy_named("throughput")()]
+    for policy, run_min_s in zip(made, (45.0, 1800.0), strict=True):
+        assert isinstance(policy, DefaultPolicy)
+        assert policy.parameters == replace(PolicyParameters(), overdue_s=math.inf, run_min_s=run_min_s)
+
+
 @pytest.mark.parametrize("name", ["sjf", "srtf"])
 def test_policies_that_need_exact_durations_are_refused_with_the_reason(name):
     with pytest.raises(BadRequest, match="exact run times, which are unknown for live jobs"):
@@ -52,7 +63,7 @@ def test_policies_that_need_exact_durations_are_refused_with_the_reason(name):
         (["--policy", "best"], "unknown policy 'best'"),
         (["--min-run", "30"], "--min-run: '30' has no unit"),
         (["--min-run-by-right", "0s"], "min_run_by_right: 0.0s is not between 1 s and"),
-        (["--policy", "las", "--no-preemption"], "work only with the default policy, not with las"),
+        (["--policy", "las", "--no-preemption"], "work only with the policies default and throughput, not with las"),
     ],
 )
 def test_wrong_settings_are_refused(words, told):

@@ -54,7 +54,9 @@ def exact(jobs):
     return lambda job: known[job.spec.name]
 
 
-@pytest.mark.parametrize("name", ["fifo", "skip", "backfill", "sjf", "las", "srtf", "fair", "makespan", "default"])
+@pytest.mark.parametrize(
+    "name", ["fifo", "skip", "backfill", "sjf", "las", "srtf", "fair", "makespan", "default", "throughput"]
+)
 def test_lifecycle_replay_ends_every_job_when_the_board_alone_says(name):
     jobs, nodes = crowd(80 if name == "makespan" else 250), equal_nodes(4, 8)
     bare = replay_board(jobs, nodes, policy_named(name))

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from phalanx.controller.policy_loading import find_policy
 from phalanx.core.errors import BadRequest
+from phalanx.core.scheduling.policies import LEARNING_POLICIES
 from phalanx.core.scheduling.settings import PolicySettings, live_policy_settings
 from phalanx.core.units import parse_duration_s
 
@@ -36,9 +37,9 @@ def scheduler_settings(given: argparse.Namespace, before: Any) -> dict[str, Any]
         settings[name] = parse_duration_s(text, what=f"--{name.removesuffix('_s').replace('_', '-')}")
     if given.preemption is not None:
         settings["preemption"] = given.preemption
-    if settings["policy"] != "default" and (times or given.preemption is not None):
+    if settings["policy"] not in LEARNING_POLICIES and (times or given.preemption is not None):
         raise BadRequest(
-            f"--min-run, --min-run-by-right, --min-stay and --preemption work only with the default policy, not with {settings['policy']}",
+            f"--min-run, --min-run-by-right, --min-stay and --preemption work only with the policies default and throughput, not with {settings['policy']}",
             hint="remove them, or add --policy default",
         )
     return settings

@@ -156,7 +156,10 @@ def draw_trace(family: TraceFamily, seed: int) -> Trace:
     chance = random.Random(seed)  # not used for security
     users = _Users(family, chance)
     bursts = _bursts(family, chance)
-    drawn = [(burst, *users.job(size)) for burst, (size, count) in enumerate(bursts) for _ in range(count)]
+    drawn: list[tuple[int, str, int, float]] = []  # burst, user, GPUs and run time
+    for burst, (gpus, count) in enumerate(bursts):
+        user, script = users.script()
+        drawn += [(burst, f"user{user}", gpus, users.run_time_s(user, gpus, script)) for _ in range(count)]
     work_gpu_s = sum(gpus * run_s for _, _, gpus, run_s in drawn)
     span_s = work_gpu_s / (family.load * family.nodes * GPUS_PER_NODE)
     begins_s = _arrivals(family, len(bursts), span_s, chance)
@@ -206,18 +209,21 @@ class _Users:
         self.weights = list(accumulate(1.0 / rank for rank in range(1, family.users + 1)))
         self.deviations: dict[tuple[int, int, int], float] = {}  # of the logarithm, by user, GPUs and script
 
-    def job(self, gpus: int) -> tuple[str, int, float]:
-        """User, GPUs and run time of a job."""
+    def script(self) -> tuple[int, int]:
+        """User, from 1, and number of the script of a burst."""
+        user = bisect.bisect(self.weights, self.chance.random() * self.weights[-1]) + 1
+        return user, self.chance.randrange(self.family.scripts)
+
+    def run_time_s(self, user: int, gpus: int, script: int) -> float:
+        """Run time of a job of this user's script for this number of GPUs."""
         family, chance = self.family, self.chance
-        user = bisect.bisect(self.weights, chance.random() * self.weights[-1])
-        key = (user, gpus, chance.randrange(family.scripts))
+        key = (user, gpus, script)
         own = min(family.own_deviation, family.deviation)
         if key not in self.deviations:
             self.deviations[key] = chance.gauss(0.0, (family.deviation**2 - own**2) ** 0.5)
         deviation = self.deviations[key] + chance.gauss(0.0, own)
         median_s = family.median_s * (family.large_factor if gpus >= LARGE_GPUS else 1.0)
-        run_s = min(median_s * self._with_tail(deviation), LONGEST_S)
-        return f"user{user + 1}", gpus, float(max(1, round(run_s)))
+        return float(max(1, round(min(median_s * self._with_tail(deviation), LONGEST_S))))
 
     def _with_tail(self, deviation: float) -> float:
         """Run time as a multiple of the median, for this deviation of its logarithm. The order stays if the tail is a Pareto one."""

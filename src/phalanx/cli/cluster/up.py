@@ -155,7 +155,7 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--policy",
     metavar="NAME",
-    help="Scheduling policy: default, fifo, skip, backfill, las, fair, makespan or MODULE:CLASS.",
+    help="Scheduling policy: default, throughput, fifo, skip, backfill, las, fair, makespan or MODULE:CLASS.",
 )
 @click.option("--min-run", type=DURATION, help="Minimum run time before preemption by jobs of equal rank.  [30m]")
 @click.option(

@@ -64,7 +64,7 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
     default="default",
     show_default=True,
     metavar="NAME",
-    help="default fifo skip backfill sjf las srtf fair makespan, or MODULE:CLASS; with --inflate: fgd best-fit packing dot-product random.",
+    help="default throughput fifo skip backfill sjf las srtf fair makespan, or MODULE:CLASS; with --inflate: fgd best-fit packing dot-product random.",
 )
 @click.option("--compare", metavar="NAMES", help="Compare several policies: fifo,las,default.")
 @click.option(

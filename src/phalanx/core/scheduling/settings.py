@@ -8,8 +8,7 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.estimates.move_times import GROW_PER_MOVE
-from phalanx.core.scheduling.policies import POLICIES, PolicyParameters, policy_named
-from phalanx.core.scheduling.policies.default import DefaultPolicy
+from phalanx.core.scheduling.policies import LEARNING_POLICIES, POLICIES, PolicyParameters, policy_named
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import Job
@@ -21,7 +20,7 @@ class PolicySettings:
 
     Attributes:
         name: one of `policies.POLICIES`, or `module:Class`.
-        parameters: of the default policy.
+        parameters: of the policies in `LEARNING_POLICIES`.
         make: constructor of a policy that is not built in.
         placements_max: most placements per cycle; the rest follows in the next.
         restart_cost_s: the cost of a preemption or move for a job that saves when asked: its restart.
@@ -45,7 +44,8 @@ class PolicySettings:
         """
         if self.make is not None:
             return self.make()
-        return DefaultPolicy(self.parameters) if self.name == "default" else policy_named(self.name)()
+        learning = LEARNING_POLICIES.get(self.name)
+        return policy_named(self.name)() if learning is None else learning(self.parameters)
 
 
 # They order by exact run times, which are only known in a replayed trace.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from math import inf
 from typing import Final
 
 from phalanx.core.errors import BadRequest
@@ -18,10 +20,22 @@ from phalanx.core.scheduling.policies.makespan import MakespanPolicy
 from phalanx.core.scheduling.policies.parameters import PolicyParameters
 from phalanx.core.scheduling.policy import Policy
 
-__all__ = ["POLICIES", "PolicyParameters", "policy_named"]
+__all__ = ["LEARNING_POLICIES", "POLICIES", "PolicyParameters", "policy_named"]
 
+
+def throughput_policy(parameters: PolicyParameters | None = None) -> DefaultPolicy:
+    """The default policy without a limit on waits: no job is overdue."""
+    return DefaultPolicy(replace(parameters or PolicyParameters(), overdue_s=inf))
+
+
+# They take `PolicyParameters`.
+LEARNING_POLICIES: Final[dict[str, Callable[[PolicyParameters], Policy]]] = {
+    "default": DefaultPolicy,
+    "throughput": throughput_policy,
+}
 POLICIES: Final[dict[str, Callable[[], Policy]]] = {
     "default": DefaultPolicy,
+    "throughput": throughput_policy,
     "fifo": StrictPolicy,
     "skip": SkipPolicy,
     "backfill": BackfillPolicy,
