@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
+from phalanx.api.http.direct_routes import HeadApi
 from phalanx.api.http.errors import add_error_handlers
 from phalanx.api.http.follower import LeaderOnlyMiddleware
 from phalanx.api.http.openapi import openapi_document
@@ -127,7 +130,7 @@ def build_app(head: HeadServices) -> FastAPI:
     Raises:
         TypeError: a route declares no action.
     """
-    app = FastAPI(
+    app = HeadApi(
         title="Phalanx", version=head.version, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )
     app.state.runtime = ApiRuntime(head)
@@ -135,14 +138,17 @@ def build_app(head: HeadServices) -> FastAPI:
         app.router.routes.extend(resource.routes.declared)
     app.router.on_startup.append(app.state.runtime.start)
     add_error_handlers(app)
-    app.add_middleware(SecurityMiddleware, hosts_allowed=head.hosts_allowed)
+    layers: list[Callable[[ASGIApp], ASGIApp]] = [
+        partial(SecurityMiddleware, hosts_allowed=head.hosts_allowed)
+    ]  # innermost first
     if head.programs is not None:
         programs_app = ProgramApp(app.state.runtime, head.programs, head.hosts_allowed)
-        app.add_middleware(ProgramMiddleware, programs=programs_app)
-    if head.leader_status is not None:
-        app.add_middleware(
-            LeaderOnlyMiddleware, status=head.leader_status
-        )  # outermost, so that it guards every response
+        layers.append(partial(ProgramMiddleware, programs=programs_app))
+    if head.leader_status is not None:  # outermost, so that it guards every response
+        layers.append(partial(LeaderOnlyMiddleware, status=head.leader_status))
+    for layer in layers:
+        app.add_middleware(layer)
     app.openapi = partial(openapi_document, app, head.version)  # type: ignore[method-assign]  # replaces FastAPI's own method
     check_every_route_is_authorized(app)
+    app.serve_directly(layers)
     return app

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from phalanx.api.http.errors import JSON_MEDIA_TYPE, SlowBody
+from phalanx.api.http.plain_cycle import BODY_ARRIVED
 from phalanx.api.http.routing import body_too_large
 from phalanx.api.runtime import reauthorize_caller, runtime_of
 from phalanx.core.errors import BadRequest
@@ -42,6 +43,12 @@ async def read_open_body(request: Request, limit: int) -> bytes:
         TooLarge: the body is over `limit`; raised as soon as that is known.
         SlowBody: the body was not complete within `Limits.body_s`.
     """
+    arrived = request.scope.get(BODY_ARRIVED)
+    if arrived is not None and arrived():  # no time limit is needed
+        whole: bytes = (await request.receive())["body"]
+        if len(whole) > limit:
+            raise body_too_large(request, limit)
+        return whole
     parts: list[bytes] = []
     size = 0
     body_s = runtime_of(request).services.limits.body_s

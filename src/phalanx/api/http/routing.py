@@ -120,8 +120,11 @@ class AuthorizedRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler with all checks before it."""
+        return self.checked(self.endpoint if self.declared.raw_request else super().get_route_handler())
+
+    def checked(self, handle: Callable[[Request], Any]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Put all checks before a handler of the route."""
         declared, lasting = self.declared, self.audited
-        handle: Callable[[Request], Any] = self.endpoint if declared.raw_request else super().get_route_handler()
 
         async def gated(request: Request) -> Response:
             runtime = runtime_of(request)

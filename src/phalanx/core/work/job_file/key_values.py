@@ -79,7 +79,9 @@ def read_text(given: Mapping[str, object], key: str) -> str:
 
 def read_table(given: Mapping[str, object], key: str) -> tuple[tuple[str, str], ...]:
     """Names with their texts, of a mapping or of a list of NAME=value."""
-    value = given.get(key, {})
+    if key not in given:
+        return ()
+    value = given[key]
     if isinstance(value, Sequence) and not isinstance(value, str):
         value = dict(_pair(item, key) for item in value)
     if not isinstance(value, Mapping):
@@ -106,6 +108,6 @@ def read_word(value: object, key: str) -> str:
         raise InvalidKey(f"{key}: {shown} is not text", key=key)
     if "\0" in value:
         raise InvalidKey(f"{key}: contains a NUL byte", key=key)
-    if any("\ud800" <= char <= "\udfff" for char in value):
+    if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
         raise InvalidKey(f"{key}: {value[:40]!r} is not UTF-8", key=key)
     return value
