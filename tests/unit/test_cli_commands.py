@@ -21,7 +21,7 @@ import pytest
 
 from phalanx.cli import connection
 from phalanx.cli.cluster import up
-from phalanx.cli.cluster.doctor import _fix_for_silence, _node_versions
+from phalanx.cli.cluster.doctor import _fix_for_silence, _node_versions, _nodes
 from phalanx.cli.cluster.machine_checks import check_accounts, check_hooks, check_packages, check_permissions
 from phalanx.cli.cluster.state_folder import RecordedHead, own_node_names
 from phalanx.cli.jobs import job_follower
@@ -38,7 +38,7 @@ from phalanx.core.accounting.usage_summary import UsageSummary
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.work.gpus import parse_gpus, parse_nodes
 from phalanx.core.work.job_file import request
-from phalanx.wire.api.nodes import NodeView
+from phalanx.wire.api.nodes import CordonView, NodeView
 from tests.golden.cli import views
 from tests.golden.cli.fake_head import TOKEN, FakeHead
 
@@ -535,6 +535,28 @@ def test_a_stopped_head_does_not_hold_commands(typed, monkeypatch, tmp_path):
         code, out, err = typed("ps")
     assert (code, out, err.count("\n")) == (69, "", 1)
     assert f"the head at {url} does not answer; it may be stopped or overloaded" in err
+
+
+def test_doctor_reports_an_empty_token_and_goes_on(head, typed, monkeypatch):
+    monkeypatch.setenv("PHALANX_TOKEN", "")
+    code, out, err = typed("doctor", "--json")
+    found = {finding["what"]: finding for finding in json.loads(out)}
+    assert (code, err, found["token"]["level"]) == (1, "", "fail")
+    assert "PHALANX_TOKEN is empty" in found["token"]["says"]
+
+
+def test_doctor_warns_of_nodes_that_take_no_jobs():
+    cordon = CordonView(by="phalanx", why="full disk", since_s=0.0)
+    fine, closed, down = (
+        NodeView(id=f"n{number}", state=state, engine="local", devices=[], cpus=1, memory_bytes=1, cordon=why)
+        for number, (state, why) in enumerate([(NodeState.UP, None), (NodeState.UP, cordon), (NodeState.DOWN, cordon)])
+    )
+    assert _nodes([fine]).level == "ok"
+    found = _nodes([fine, closed])
+    assert (found.level, found.mend) == ("warn", "phalanx nodes show n1")
+    assert found.says == "2 of 2 nodes up, 0 devices; 1 cordoned or drained"
+    assert _nodes([fine, down]).says.startswith("1 of 2 nodes up, ")
+    assert _nodes([fine, down]).mend == "phalanx nodes show n2"
 
 
 def test_up_waits_for_the_nodes_of_its_fleet_alone():

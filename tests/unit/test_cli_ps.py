@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from phalanx.cli.jobs import ps
+from phalanx.cli.jobs import ps, show
 from phalanx.cli.terminal import Terminal
 from phalanx.core.work.job import JobState
 from tests.golden.cli.views import NOW_S, job
@@ -55,6 +55,16 @@ def test_failures_without_a_row_are_counted(monkeypatch):
 def test_a_count_of_one_page_says_that_there_are_more(monkeypatch):
     view = listed(monkeypatch, Head(*[ended(seq, JobState.SUCCEEDED, 30) for seq in range(20)], page=10))
     assert view.notes == ("at least 5 more ended in the last 10 minutes: phalanx ps -a",)
+
+
+def test_next_command_is_one_that_the_caller_may_type(monkeypatch):
+    theirs = job(9, "theirs", JobState.RUNNING, started_s=NOW_S, command="")
+    assert listed(monkeypatch, Head(theirs)).next_command == "phalanx show 9"
+    assert listed(monkeypatch, Head(theirs, ended(3, JobState.SUCCEEDED, 5))).next_command == "phalanx show 9"
+    mine = job(8, "mine", JobState.RUNNING, started_s=NOW_S)
+    assert listed(monkeypatch, Head(theirs, mine)).next_command == "phalanx logs -f 8"
+    assert show._next(theirs, has_files=False) == "phalanx usage 9"
+    assert show._next(mine, has_files=False) == "phalanx logs -f 8"
 
 
 def empty(head, everything=False, states=(), **filters):

@@ -132,6 +132,9 @@ def _head_findings(home: str) -> Iterator[Finding]:
         begun = time.monotonic()
         health = connect(0.0, PROBE_S).health()
         took_s = time.monotonic() - begun
+    except NotSignedIn as error:
+        yield _no_token(error)
+        return
     except (Unreachable, BadRequest) as error:
         dead = record is not None and not is_alive(record.pid)
         yield Finding(
@@ -163,14 +166,18 @@ def _head_findings(home: str) -> Iterator[Finding]:
             yield from _relay(head)
             yield from _traces(home)
     except NotSignedIn as error:
-        yield Finding(
-            what="token",
-            level=Severity.FAIL,
-            says=error.message,
-            mend=render_hint(error.hint) or "set PHALANX_TOKEN, or ask an admin for one",
-        )
+        yield _no_token(error)
     except PhalanxError as error:
         yield Finding(what="head", level=Severity.FAIL, says=error.message, mend=render_hint(error.hint))
+
+
+def _no_token(error: NotSignedIn) -> Finding:
+    return Finding(
+        what="token",
+        level=Severity.FAIL,
+        says=error.message,
+        mend=render_hint(error.hint) or "set PHALANX_TOKEN, or ask an admin for one",
+    )
 
 
 def _membership(home: str, joined: Membership) -> Finding:
@@ -294,14 +301,15 @@ def _node_versions(nodes: Sequence[NodeView], version: str) -> Iterator[Finding]
 
 
 def _nodes(nodes: Sequence[NodeView]) -> Finding:
+    """Report how many nodes are up, and warn of those that are down, cordoned or drained."""
     down = [node.id for node in nodes if node.state is NodeState.DOWN]
+    closed = [node.id for node in nodes if node.state is not NodeState.DOWN and node.cordon is not None]
     devices = sum(len(node.devices) for node in nodes if node.state is NodeState.UP)
     says = f"{len(nodes) - len(down)} of {cells.count(len(nodes), 'node')} up, {cells.count(devices, 'device')}"
-    if down or not nodes:
-        return Finding(
-            what="nodes",
-            level=Severity.WARN,
-            says=says,
-            mend=f"phalanx nodes show {down[0]}" if down else "phalanx down, then phalanx up",
-        )
+    if closed:
+        says += f"; {len(closed)} cordoned or drained"
+    if down or closed or not nodes:
+        look = next(iter((*down, *closed)), "")
+        mend = f"phalanx nodes show {look}" if look else "phalanx down, then phalanx up"
+        return Finding(what="nodes", level=Severity.WARN, says=says, mend=mend)
     return Finding(what="nodes", level=Severity.OK, says=says)

@@ -279,8 +279,8 @@ def _where_or_why(job: JobView, now_s: float) -> Cell | str:
 
 
 def _next(jobs: Sequence[JobView]) -> str:
-    """Return the next command: for a running job first, then a waiting, a failed, a succeeded one."""
-    newest_first = sorted(jobs, key=lambda job: job.seq, reverse=True)
+    """Return the next command: for a running job first, then a waiting, a failed, a succeeded one. Jobs whose output the caller may read come first."""
+    newest_first = sorted(jobs, key=lambda job: (bool(job.command), job.seq), reverse=True)
     for state, command in (
         (JobState.RUNNING, "logs -f"),
         (JobState.PENDING, "show"),
@@ -290,5 +290,5 @@ def _next(jobs: Sequence[JobView]) -> str:
         match = next((job for job in newest_first if job.state is state), None)
         if match is not None:
             whole = match.elements and state is not JobState.FAILED  # of failed elements the one that the row shows
-            return f"phalanx {command} {match.array_id if whole else match.id}"
+            return f"phalanx {command if match.command else 'show'} {match.array_id if whole else match.id}"
     return "phalanx run --gpus 1 -- python train.py"

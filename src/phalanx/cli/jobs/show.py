@@ -415,6 +415,8 @@ def _has_files(head: Client, job: JobView) -> bool:
 
 
 def _next(job: JobView, *, has_files: bool) -> str:
+    if not job.command:  # another user's: neither its output nor its state is the caller's
+        return f"phalanx {'why' if job.state is JobState.PENDING else 'usage'} {job.id}"
     match job.state:
         case JobState.PENDING:
             verb = {"held": "release", "parked": "resume"}.get(job.pending_word, "why")
