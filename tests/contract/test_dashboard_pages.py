@@ -115,6 +115,13 @@ def show_fleet(head):
     return fleet_frame(head.parts)
 
 
+def test_list_without_a_filter_says_that_there_are_no_jobs_yet(page):
+    assert "No jobs yet." in page("/jobs").text
+    found = page("/jobs?name=nope").text
+    assert "No job matches." in found
+    assert "No jobs yet." not in found
+
+
 def test_fleet_states_each_gpu_by_a_letter(head, call, page):
     supervisor = Supervisor(call)
     supervisor.hello()

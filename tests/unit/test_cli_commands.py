@@ -36,6 +36,7 @@ from phalanx.cli.terminal import terminal
 from phalanx.cli.top.rendering import job_line
 from phalanx.core.accounting.usage_summary import UsageSummary
 from phalanx.core.fleet.node import NodeState
+from phalanx.core.ids import NodeId
 from phalanx.core.work.gpus import parse_gpus, parse_nodes
 from phalanx.core.work.job_file import request
 from phalanx.wire.api.nodes import CordonView, NodeView
@@ -548,7 +549,7 @@ def test_doctor_reports_an_empty_token_and_goes_on(head, typed, monkeypatch):
 def test_doctor_warns_of_nodes_that_take_no_jobs():
     cordon = CordonView(by="phalanx", why="full disk", since_s=0.0)
     fine, closed, down = (
-        NodeView(id=f"n{number}", state=state, engine="local", devices=[], cpus=1, memory_bytes=1, cordon=why)
+        NodeView(id=NodeId(f"n{number}"), state=state, engine="local", devices=[], cpus=1, memory_bytes=1, cordon=why)
         for number, (state, why) in enumerate([(NodeState.UP, None), (NodeState.UP, cordon), (NodeState.DOWN, cordon)])
     )
     assert _nodes([fine]).level == "ok"
@@ -557,6 +558,25 @@ def test_doctor_warns_of_nodes_that_take_no_jobs():
     assert found.says == "2 of 2 nodes up, 0 devices; 1 cordoned or drained"
     assert _nodes([fine, down]).says.startswith("1 of 2 nodes up, ")
     assert _nodes([fine, down]).mend == "phalanx nodes show n2"
+
+
+@pytest.mark.parametrize(
+    ("stored", "line", "pools", "command"),
+    [
+        ({"virtual": "none"}, None, [], "up --listen ADDRESS"),
+        ({"virtual": "none"}, "phalanx join ...", [], "nodes"),
+        ({"virtual": "none"}, None, ["rented"], "run --gpus 1 -- python train.py"),
+        ({"virtual": "3x4"}, None, [], "run --gpus 1 -- python train.py"),
+    ],
+)
+def test_up_names_what_brings_the_first_node(stored, line, pools, command, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PHALANX_HOME", str(tmp_path))
+    (tmp_path / "cluster.json").write_text(json.dumps(stored))
+    monkeypatch.setattr(up, "fetch_join_command", lambda _: line)
+    heads = SimpleNamespace(heads=[])
+    head = SimpleNamespace(nodes=list, pools=lambda: pools, heads=lambda: heads)
+    up._print_summary(head, "http://127.0.0.1:7600", "is up")  # type: ignore[arg-type]
+    assert capsys.readouterr().out.splitlines()[-1] == f"next: phalanx {command}"
 
 
 def test_up_waits_for_the_nodes_of_its_fleet_alone():

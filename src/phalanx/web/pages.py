@@ -112,7 +112,7 @@ def jobs_page(jobs: Sequence[JobView], after: str, asked: Mapping[str, str], ord
         "Submitted",
         "Where or why",
     )
-    shown = table(titles, rows, caption="Jobs", empty="No job matches.")
+    shown = table(titles, rows, caption="Jobs", empty="No job matches." if filters else "No jobs yet.")
     more = element("p", link("More jobs", "jobs", **filters, **sorting, after=after)) if after else None
     return document("jobs", "Jobs", _job_filter(asked, order), live(shown, more), viewer=viewer)
 

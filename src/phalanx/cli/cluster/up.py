@@ -474,7 +474,11 @@ def _print_summary(head: Client, url: str, what: str) -> None:
     line = fetch_join_command(head)
     if line is not None:
         print(f"on the next server: {line}")
-    print(f"next: phalanx run --gpus {_first_request(nodes)} -- python train.py")
+    stored = read_cluster_file(home_folder())
+    if not nodes and stored.get("virtual") == "none" and not _nodes_come_for_jobs(stored) and not head.pools():
+        print(f"next: phalanx {'nodes' if line is not None else 'up --listen ADDRESS'}")
+    else:
+        print(f"next: phalanx run --gpus {_first_request(nodes)} -- python train.py")
 
 
 def _print_relay_problem(head: Client) -> None:

@@ -73,16 +73,18 @@ function build() {
     wanted.value;
     drawAll();
   });
+  const none = html`No node has joined yet. <code>phalanx up</code> on the head's machine prints what to type next.`;
   let before = -1;
   effect(() => {
     version.value;
     const at = picked.value;
+    grid.hidden = !fleet.nodes.length;
     if (before !== at) {
       if (before >= 0) drawNode(before);
       if (at >= 0) drawNode(at);
       before = at;
     }
-    render(at >= 0 && at < fleet.nodes.length ? html`<${Picked} at=${at} />` : html`<p class="note">Click a node, or pick one with the arrow keys, to see its GPUs.</p>`, below);
+    render(at >= 0 && at < fleet.nodes.length ? html`<${Picked} at=${at} />` : html`<p class="note">${fleet.nodes.length ? "Click a node, or pick one with the arrow keys, to see its GPUs." : none}</p>`, below);
   });
 }
 
