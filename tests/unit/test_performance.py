@@ -10,7 +10,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.layouts.layout import Layout, Recompute, parse_layout
 from phalanx.planner.cost.collectives import RankNetwork
-from phalanx.planner.cost.layer_time import expert_copies
+from phalanx.planner.cost.layer_time import best_flops, expert_copies
 from phalanx.planner.cost.machine import Machine, MeasuredRates
 from phalanx.planner.cost.memory import (
     MemoryItem,
@@ -498,3 +498,14 @@ def test_attention_kernels_are_told_apart_by_their_version():
 
     assert 1.5 < attention_s(1024) / attention_s(512) < 1.7  # not twice: kernels reach more of their rate
     assert 1.9 < attention_s(65536) / attention_s(32768) < 2.0
+
+
+@pytest.mark.parametrize(
+    ("watts", "tflops", "share"), [(275, 119.5, 0.92), (400, 312, 0.87), (700, 989, 0.80), (1000, 2250, 0.78)]
+)
+def test_a_rate_that_nobody_has_measured_follows_from_flops_per_watt(watts, tflops, share):
+    """L20: github:DefTruth/CUDA-Learn-Notes hgemm; A100, H100, B200: ml-engineering compute/accelerator."""
+    gpu = replace(find_gpu("rtx-4090").gpu, watts=watts, flops={"bf16": tflops * 1e12}, best_flops={})
+    assert best_flops(gpu, physics(), "bf16") / (tflops * 1e12) == pytest.approx(share, abs=0.02)
+    measured = replace(gpu, best_flops={"bf16": 1e14})
+    assert best_flops(measured, physics(), "fp16") == 1e14  # of the other 16 bits

@@ -18,6 +18,8 @@ class Physics:
     Attributes:
         matmul_share: share of the best measured matrix rate that is sustained over a whole step (heat, clocks, unlucky shapes).
         untuned_share: share of the peak that is assumed where no best measured rate is published.
+        untuned_watt: this share for a GPU of NVIDIA with bf16 and a teraflop per watt.
+        untuned_power: by how much that one falls with e times as many.
         matmul_bytes: share of a product's memory traffic that its arithmetic does not hide.
         fp8_share: share of the best measured fp8 rate, in addition to `matmul_share`.
         fp8_cast: passes over the operands to convert them to fp8, relative to three per activation and one per weight.
@@ -45,6 +47,8 @@ class Physics:
 
     matmul_share: float
     untuned_share: float
+    untuned_watt: float
+    untuned_power: float
     matmul_bytes: float
     fp8_share: float
     fp8_cast: float

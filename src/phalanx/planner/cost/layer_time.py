@@ -22,6 +22,7 @@ the kernels of a pre-norm block; `Physics.elementwise` corrects it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,9 @@ ACTIVATION_BYTES: int = 2
 
 NARROW: tuple[str, ...] = ("fp8", "nvfp4")
 """Precisions whose products have operands of a byte or less, cast from 16 bits. Everything else stays in 16 bits."""
+
+_UNTUNED_MOST: float = 0.95
+"""Most of its peak that a GPU is taken to reach in products. Source: an L20 reaches 0.88 to 0.96, see `untuned_watt` in coefficients.csv."""
 
 TILE_ROWS: float = 128.0
 """Rows of one tile of a matrix product. Each expert's last tile is half empty on average. Source: 128 x 128 and 128 x 256 tiles of CUTLASS."""
@@ -111,12 +115,26 @@ def sustained_flops(machine: Machine, physics: Physics, precision: str) -> float
 
 def best_flops(gpu: Gpu, physics: Physics, precision: str) -> float:
     """Return the best published FLOP/s, else the usual share of the peak; bf16 and fp16 replace each other where one is missing."""
-    for name in (precision, {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision)):
+    names = (precision, {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision))
+    for name in names:
         if gpu.best_flops.get(name):
             return gpu.best_flops[name]
+    for name in names:
         if gpu.flops.get(name):
-            return gpu.flops[name] * physics.untuned_share
+            return gpu.flops[name] * _untuned_share(gpu, physics)
     raise KeyError(precision)
+
+
+def _untuned_share(gpu: Gpu, physics: Physics) -> float:
+    """Return the share of its peak that a GPU without a published rate reaches: less, the more of it comes from a watt, because clocks fall.
+
+    Known for NVIDIA's GPUs with bf16, from a third of a teraflop per watt to two; others get one share.
+    """
+    if "bf16" not in gpu.flops or gpu.link_kind == "xgmi" or not gpu.watts or gpu.virtual:
+        return physics.untuned_share
+    return min(
+        _UNTUNED_MOST, physics.untuned_watt - physics.untuned_power * math.log(gpu.flops["bf16"] / 1e12 / gpu.watts)
+    )
 
 
 def layer_time(
