@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from phalanx.cli.jobs.job_request import JobRequest
@@ -198,3 +199,14 @@ def test_a_fleet_that_is_too_small_for_the_users_is_said():
     found = compute_serving_plan({**SERVED, "users": "5000"}, fleet=lambda: fleet)
     assert not found.fits
     assert "more than the 8" in found.reason
+
+
+def test_hosts_have_what_their_nodes_report_unless_it_is_stated():
+    small, large = node("n0", H100, 8), node("n1", H100, 8)
+    large = msgspec.structs.replace(large, memory_bytes=1 << 40)
+    found, _ = here(head(small, large))
+    assert found.host_memory_bytes == 1 << 36  # the smaller one: ranks are alike
+    assert found.host_memory_fact.source == ""
+    assert here(head(small, large), host_memory="512GiB")[0].host_memory_bytes == 512 << 30
+    silent = msgspec.structs.replace(small, memory_bytes=0)
+    assert here(head(silent))[0].host_memory_bytes == 2048 << 30  # of the usual server
