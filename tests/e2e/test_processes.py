@@ -258,6 +258,30 @@ def test_sigterm_reaches_every_member(rig):
     assert rig.emptied() == attempt.key
 
 
+def test_a_stopped_task_that_is_asked_to_end_handles_it_at_once(rig):
+    attempt = rig.open()
+    pid, output = rig.run(attempt, "trap 'echo saved; exit 7' TERM; kill -STOP $$; exec sleep 1000")
+    until(lambda: state(pid) == "T", "the task stopped by itself")
+    attempt.terminate()
+    assert rig.exit().code == 7
+    assert output() == "saved\n"
+
+
+def test_a_frozen_task_that_is_asked_to_end_stays_frozen_until_it_is_thawed(rig):
+    attempt = rig.open()
+    pid, output = rig.run(attempt, "trap 'echo saved; exit 7' TERM; kill -STOP $$; exec sleep 1000")
+    until(lambda: state(pid) == "T", "the task stopped by itself")
+    rig.run(attempt, "trap 'exit 8' TERM; sleep 1000 & wait", task="rank-1")
+    until(lambda: len(attempt.members()) == 3, "the child of the second task, after its trap")
+    assert attempt.freeze()
+    attempt.terminate()
+    assert attempt.frozen()
+    assert rig.exits.empty()
+    attempt.thaw()
+    assert {rig.exit().code, rig.exit().code} == {7, 8}
+    assert output() == "saved\n"
+
+
 def test_attempts_side_by_side_do_not_touch_each_other(rig, tmp_path):
     first, second = rig.open("j1"), rig.open("j2")
     rig.run(first, ("sleep", "1000"))

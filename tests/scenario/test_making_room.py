@@ -470,6 +470,18 @@ def test_an_owner_takes_back_what_was_borrowed(running, wanted, plan):
     assert lined(found) == plan
 
 
+def test_free_devices_go_to_their_waiting_owner_before_a_borrower_of_larger_value():
+    """The owner would stop the borrower again, after its guaranteed run."""
+    fleet = lending(("x", "n0:0-7", {"priority": 9}))
+    owner, borrower = job("a", gpus=8, queue="own"), job("b", gpus=8, queue="loan", priority=9)
+    assert lined(plan_of(fleet.with_jobs(borrower, owner))) == "a n1:0,1,2,3,4,5,6,7 | b resources"
+    within = job("c", gpus=8, queue="loan", priority=9)
+    free = make_fleet("r: n0=8").with_queues(queue("own", quota_gpus=8), queue("loan", quota_gpus=8))
+    assert lined(plan_of(free.with_jobs(owner, within))) == "c n0:0,1,2,3,4,5,6,7 | a resources", (
+        "both within their right"
+    )
+
+
 def test_a_borrower_is_told_that_its_loan_ends():
     plan = plan_of(
         lending(("x", "n0:0-7", {}), ("y", "n1:0-7", {"for_s": 600})).with_jobs(job("a", gpus=8, queue="own"))

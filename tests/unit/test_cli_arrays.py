@@ -9,9 +9,11 @@ from phalanx.cli.jobs.array_logs import print_array_logs
 from phalanx.cli.jobs.array_page import array_page, array_view
 from phalanx.cli.jobs.job_actions import _summary
 from phalanx.cli.jobs.job_end import end_summary
+from phalanx.cli.jobs.job_lookup import resolve_job, resolve_node
 from phalanx.cli.jobs.ps import job_lines, waiting_reason
 from phalanx.cli.terminal import Terminal
 from phalanx.cli.top.rendering import job_line
+from phalanx.core.errors import NotFound
 from phalanx.core.ids import Epoch
 from phalanx.core.work.job import JobState
 from phalanx.wire.api.output import LogChunk, LogsReply
@@ -29,6 +31,40 @@ def element(index, state=PENDING, **more):
 def whole(states, detail="", state=PENDING, **more):
     fields = {"array_max": 8, "elements": "0-99", "states": states, "detail": detail, "array_index": None}
     return element(0, state, id="17", **fields, **more)
+
+
+@pytest.mark.parametrize(
+    ("word", "job_id"),
+    [
+        ("17_3", "17_3"),
+        ("eval", "17"),
+        ("eval_3", "17_3"),
+        ("eval_03", "17_3"),
+        ("run_5", "9"),
+        ("run", "8"),
+    ],
+)
+def test_a_job_is_named_by_its_number_or_name_and_an_element_by_that_of_its_array(word, job_id):
+    assert resolve_job(NamedHead(), word) == job_id
+
+
+@pytest.mark.parametrize("word", ["run_7", "eval_", "eval_x", "_3", "eval_3_4", "other_3", ""])
+def test_a_word_that_names_no_element_names_no_job(word):
+    with pytest.raises(NotFound, match="no job"):
+        resolve_job(NamedHead(), word)
+
+
+def test_a_node_of_an_element_is_named_too():
+    assert resolve_node(NamedHead(), "eval_3.1") == ("17_3", 1)
+
+
+class NamedHead:
+    """A head with an array `eval`, and with jobs `run` and `run_5`."""
+
+    def jobs(self, name, limit):
+        assert limit == 1
+        found = {"eval": element(99), "run": job(8, "run", PENDING), "run_5": job(9, "run_5", PENDING)}.get(name)
+        return SimpleNamespace(jobs=[] if found is None else [found])
 
 
 def test_waiting_elements_are_one_line():

@@ -55,6 +55,15 @@ def test_one_queue_without_quota_may_hold_the_whole_fleet():
     )
 
 
+def test_where_no_queue_has_a_quota_none_borrows():
+    tree = make_tree(queue("red"), queue("blue", borrow_gpus=60))
+    hold(tree, "red", 48)
+    assert tree.borrowed_past_right(tree.job_node("red")) == 0
+    other = make_tree(queue("red"), queue("blue", quota_gpus=16))
+    hold(other, "red", 48)
+    assert other.borrowed_past_right(other.job_node("red")) == 48 * MILLI
+
+
 def test_idle_quota_is_lent_and_the_lender_gets_it_back():
     tree = make_tree(queue("red", quota_gpus=32), queue("blue", quota_gpus=32))
     hold(tree, "red", 48)

@@ -1,4 +1,7 @@
-"""Resolves a job argument: the id of a job, array or element (17, 17_3), or a name: then the newest job of that name."""
+"""Resolves a job argument: the id of a job, array or element (17, 17_3), or a name: then the newest job of that name.
+
+NAME_3 is element 3 of the newest array of that name, unless a job has that very name.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from phalanx.core.errors import NotFound
 
 if TYPE_CHECKING:
     from phalanx.client import Client
+    from phalanx.wire.api.jobs import JobView
 
 _RANK_DIGITS_MAX: Final = 6
 
@@ -21,7 +25,7 @@ def resolve_node(head: Client, word: str) -> tuple[str, int]:
 
 
 def resolve_job(head: Client, word: str) -> str:
-    """Return the id of a job. An id is returned unchecked; the name of an array element gives the array.
+    """Return the id of a job. An id is returned unchecked; the name of an array gives the array, NAME_3 its element 3.
 
     Raises:
         NotFound: no job has this name.
@@ -29,7 +33,14 @@ def resolve_job(head: Client, word: str) -> str:
     text = word.strip()
     if text.replace("_", "", 1).isdigit() and text[0] != "_":
         return text
-    found = head.jobs(name=text, limit=1).jobs if text else []
-    if not found:
-        raise NotFound(f"no job {word!r}", hint="list all jobs with phalanx ps -a")
-    return found[0].array_id or found[0].id
+    if found := _newest(head, text):
+        return found.array_id or found.id
+    name, _, index = text.rpartition("_")
+    if index.isdecimal() and (found := _newest(head, name)) and found.array_id:
+        return f"{found.array_id}_{int(index)}"
+    raise NotFound(f"no job {word!r}", hint="list all jobs with phalanx ps -a")
+
+
+def _newest(head: Client, name: str) -> JobView | None:
+    found = head.jobs(name=name, limit=1).jobs if name else []
+    return found[0] if found else None

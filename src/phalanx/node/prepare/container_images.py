@@ -186,7 +186,7 @@ def terminate_container_tasks(processes: AttemptProcesses, inside: ContainerRunt
     found = {pid: _pids_in_namespaces(pid) for pid in processes.members() if pid in table}
     contained = {pid: numbers for pid, numbers in found.items() if len(numbers) > own_depth}
     if inside.runtime.kind is not RuntimeKind.PODMAN or not contained:
-        processes.signal(_SIGTERM)
+        processes.terminate()
         return
     for pid, numbers in contained.items():
         first = numbers[-1] == 1
@@ -195,6 +195,7 @@ def terminate_container_tasks(processes: AttemptProcesses, inside: ContainerRunt
         alone = first and not any(_same_namespace(pid, other) for other in contained if other != pid)
         number = _SIGKILL if alone and not _handles(pid, _SIGTERM) else _SIGTERM
         signal_where_allowed(table[pid].identity, number)
+    processes.continue_stopped()
 
 
 def remove_dead_containers(cache: str, path: str) -> None:

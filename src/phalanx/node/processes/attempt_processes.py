@@ -194,6 +194,14 @@ class AttemptProcesses:
         """See Containment."""
         return self.containment.signal(number)
 
+    def terminate(self) -> None:
+        """See Containment."""
+        self.containment.terminate()
+
+    def continue_stopped(self) -> None:
+        """See Containment."""
+        self.containment.continue_stopped()
+
     def freeze(self, timeout_s: float = 2.0) -> bool:
         """See Containment."""
         return self.containment.freeze(timeout_s)

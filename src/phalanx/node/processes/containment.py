@@ -116,6 +116,7 @@ class Containment:
         self._seen: set[ProcessIdentity] = set()
         # Processes that the job itself had stopped before our freeze; None while not frozen by us.
         self._stopped_before: set[ProcessIdentity] | None = None
+        self._continues_after_thaw = False
         self._settled = threading.Event()  # the keeper has no child
         self._settled.set()
         self._keeper_lost = False
@@ -154,6 +155,24 @@ class Containment:
         table = read_table()
         return sum(sweeps.signal_where_allowed(table[pid].identity, number) for pid in self._members(table))
 
+    def terminate(self) -> None:
+        """Send SIGTERM to every member, and continue those that are stopped: they could not handle it."""
+        self.signal(signal.SIGTERM)
+        self.continue_stopped()
+
+    def continue_stopped(self) -> None:
+        """Continue the members that the job itself has stopped (SIGSTOP), as Slurm's `scancel` does.
+
+        A frozen member stays frozen, since it has no lease: it continues when it is thawed.
+        """
+        if self._stopped_before is not None:
+            self._continues_after_thaw = True
+            return
+        table = read_table()
+        for pid in self._members(table):
+            if table[pid].state == "T":
+                sweeps.signal_where_allowed(table[pid].identity, signal.SIGCONT)
+
     def freeze(self, timeout_s: float = 2.0) -> bool:
         """Stop every member; True once none of them executes. May be called again."""
         if self._stopped_before is None:
@@ -163,7 +182,7 @@ class Containment:
         return sweeps.stop_until_still(self._outside_cgroup, timeout_s) and still
 
     def thaw(self) -> None:
-        """Resume every member except those that the job itself had stopped."""
+        """Resume every member. Those that the job itself had stopped stay so, unless `continue_stopped` was called meanwhile."""
         stopped_before, self._stopped_before = self._stopped_before or set(), None
         table = read_table()
         for pid in self._outside_cgroup(table):
@@ -171,6 +190,10 @@ class Containment:
                 sweeps.signal_where_allowed(table[pid].identity, signal.SIGCONT)
         if self._cgroup is not None:
             self._cgroup.thaw()
+        if self._continues_after_thaw:
+            self._continues_after_thaw = False
+            for process in stopped_before:
+                sweeps.signal_where_allowed(process, signal.SIGCONT)
 
     def frozen(self) -> bool:
         """True while frozen by `freeze` with every member stopped."""

@@ -31,7 +31,6 @@ from phalanx.node.processes.thread_pool import KeyedThreadPool
 
 KILL_THREADS: Final = 4
 FREEZE_THREADS: Final = 64  # members at once: one that does not stop takes longer than the lease's margin
-SIGTERM: Final = 15
 ProcessAction: TypeAlias = SendSigterm | DumpStacks | FreezeMember | ThawMember | KillMember | CheckEmpty
 _log = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ class MemberProcessControl:
                     if processes is not None and member.container is not None:
                         container_images.terminate_container_tasks(processes, member.container)
                     elif processes is not None:
-                        processes.signal(SIGTERM)
+                        processes.terminate()
                 case ThawMember():
                     if processes is not None:
                         processes.thaw()

@@ -49,7 +49,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
             extras by name.
         right_gpus: its quota, or without one the sum of the quotas below.
         used_gpus: held by jobs.
-        borrowed_gpus: held beyond `right_gpus`.
+        borrowed_gpus: held beyond `right_gpus`; 0 where no queue has a quota.
         lent_gpus: of `right_gpus`, now held by other queues; it would have to reclaim them.
         room_gpus: GPUs that it may use now without reclaiming: as many as its quota allows, and at most those that are free.
         idle: what happens to its jobs that do not use their GPUs; None: as in the queue above.

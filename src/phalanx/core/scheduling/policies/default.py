@@ -29,6 +29,7 @@ from phalanx.core.scheduling.policies.sweep import SweepResults
 from phalanx.core.scheduling.policies.victim_selector import Eviction, VictimSelector
 from phalanx.core.scheduling.policies.waiting_lines import ClassOrder, Line, Order, OrderedLines, WaitingLines, ordered
 from phalanx.core.scheduling.policy import NO_LATER_STOPS, LaterStops, Policy, SpeedSamples
+from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.work.pace import MeasuredPace
 
 INFINITE = float("inf")
@@ -352,13 +353,28 @@ class DefaultPolicy(Policy):
         return self._value(entry, now_s) * (1.0 + again_s / self.parameters.run_min_s)
 
     def _fill(self, order: Order, now_s: float) -> None:
-        board = self.board
-        sweep = SweepResults(board)
+        """Start what fits, in order. Jobs within their quota come before jobs that would borrow: those would be stopped for them."""
+        sweep = SweepResults(self.board)
+        if self.board.quotas is not None and self.board.has_lendable_quota and self.board.free_total:
+            self._start_fitting(order, sweep, now_s, by_right=self.board.quotas)
+            order = self._remaining_order(order, now_s)
+        self._start_fitting(order, sweep, now_s)
+
+    def _start_fitting(
+        self, order: Order, sweep: SweepResults, now_s: float, *, by_right: FairShareTree | None = None
+    ) -> None:
+        """Start what fits, in order. With `by_right` only jobs within their quota, and urgent ones."""
         lines = OrderedLines(order)
-        for _, _, _, _, entry in lines:
+        for rank, _, _, _, entry in lines:
             klass = entry.job_class
-            while klass.number not in sweep.closed and not sweep.cannot_start(entry):
-                found = board.find(entry)
+            urgent = rank <= -URGENT_RANK
+            while klass.number not in sweep.closed:
+                if by_right is not None and not (urgent or by_right.is_entitled(klass.queue, klass.asked)):
+                    lines.skip_class()
+                    break
+                if sweep.cannot_start(entry):
+                    break
+                found = self.board.find(entry)
                 if found is None:
                     sweep.record_failure(entry)
                     if entry.lost_nodes and not self.reserved:

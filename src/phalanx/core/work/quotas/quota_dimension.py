@@ -91,6 +91,7 @@ class QuotaDimension:
     """
 
     __slots__ = (
+        "_has_quotas",
         "_ids",
         "_paths",
         "_users",
@@ -128,6 +129,7 @@ class QuotaDimension:
         self._ids, self._paths = ids, paths
         self.right, self.pool, self.reserved, self.limit = [0] * count, [0] * count, [0] * count, [UNLIMITED] * count
         self.held, self.used = [0] * count, [0] * count
+        self._has_quotas = any(term.quota is not None for term in terms.values())
         self._compute_rights(children, terms, capacity)
         self._users: dict[tuple[int, str], int] = {}  # amount in use, only where there is a limit
         self.user_limits: list[tuple[tuple[int, int], ...]] = [
@@ -193,8 +195,8 @@ class QuotaDimension:
                     less = max(0, used - reserved) - max(0, used - less - reserved)
 
     def borrowed(self, queue: int) -> int:
-        """The amount borrowed past its right; 0 for none."""
-        return max(0, self.used[queue] - self.pool[queue])
+        """The amount borrowed past its right; 0 for none, and where no queue has a quota."""
+        return max(0, self.used[queue] - self.pool[queue]) if self._has_quotas else 0
 
     def is_entitled(self, queue: int, amount: int) -> bool:
         """Whether so much more would be within the right of the queue or of an ancestor.

@@ -145,7 +145,7 @@ class QuotaTree:
             self._count_jobs(queue, user, -jobs)
 
     def borrowed_past_right(self, queue: int) -> int:
-        """Thousandths of GPUs borrowed past its right; 0 for none."""
+        """Thousandths of GPUs borrowed past its right; 0 for none, and where no queue has a quota."""
         return self.gpus.borrowed(queue)
 
     def is_entitled(self, queue: int, asked: Resources) -> bool:
