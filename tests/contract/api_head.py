@@ -251,7 +251,7 @@ class Supervisor:
         self.tell(MemberReady(**place, port=29500))
         self.tell(MemberStarted(**place, at_s=time.time()))
 
-    def end(self, job_id, epoch=1, code=0, ranks=2, at_s=None):
+    def end(self, job_id, epoch=1, code=0, ranks=2, at_s=None, unsent=()):
         at_s = at_s or time.time()
         place = {"job_id": job_id, "epoch": epoch, "generation": 0}
         exits = [
@@ -268,7 +268,7 @@ class Supervisor:
             )
             for rank in range(ranks)
         ]
-        self.tell(*exits, MemberStopped(**place, node_id=self.node_id, at_s=at_s))
+        self.tell(*exits, MemberStopped(**place, node_id=self.node_id, at_s=at_s, unsent=unsent))
 
 
 def bearer(role):

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 from phalanx.api.live.cursor import read_cursor, write_cursor
 from phalanx.api.live.event_streams import EventStream
+from phalanx.api.live.pending_output import PendingOutput
 from phalanx.api.routes.logs import complete_characters
 from phalanx.api.services import ApiLimits
 from phalanx.client import Client
 from phalanx.client.connection.event_stream import follow_stream
 from phalanx.core.errors import BadRequest, NotPermitted, WaitTimedOut
+from phalanx.core.ids import JobId
 from phalanx.core.state.reports import MemberStopped, TaskExited
 from phalanx.core.work.attempt import TaskExit
 from tests.contract.api_head import TOKENS, ApiHead, Caller, Supervisor, bearer, until
@@ -115,6 +117,41 @@ def test_follower_sees_all_output_then_the_end(call, supervisor):
     assert (events[-1].kind, events[-1].fields["state"], events[-1].fields["exit_code"]) == ("end", "succeeded", 0)
     states = [event.fields["state"] for event in events if event.kind == "state"]
     assert states[-1] == "succeeded"
+
+
+def test_output_that_arrives_after_the_end_of_the_job_is_waited_for(call, supervisor):
+    job_id = call.submit()
+    supervisor.run(job_id)
+    supervisor.ship(job_id, 1, "rank-0", 0, b"first\n")
+    supervisor.end(job_id, unsent=(("rank-0", 11), ("steps-0", 99)))
+    assert call("user", "GET", f"/v1/jobs/{job_id}").json()["job"]["state"] == "succeeded"
+    follower = Following(call, job_id)
+    until(lambda: texts(follower.events) == "first\n")
+    page = call("user", "GET", f"/v1/jobs/{job_id}/logs").json()
+    later = call("user", "GET", f"/v1/jobs/{job_id}/logs", params={"cursor": page["cursor"]}).json()
+    assert (page["more"], later["more"], later["chunks"]) == (True, True, [])
+    assert not call("user", "GET", f"/v1/jobs/{job_id}/logs?rank=1").json()["more"], "that rank is complete"
+    assert follower.thread.is_alive()
+    supervisor.ship(job_id, 1, "rank-0", 6, b"last\n")
+    events = follower.finish()
+    assert (texts(events), events[-1].kind) == ("first\nlast\n", "end")
+    page = call("user", "GET", f"/v1/jobs/{job_id}/logs").json()
+    assert ([chunk["text"] for chunk in page["chunks"]], page["more"]) == (["first\nlast\n"], False)
+
+
+def test_output_that_never_arrives_is_waited_for_two_minutes_after_the_last_progress(call, supervisor, head):
+    job_id = call.submit()
+    supervisor.run(job_id)
+    supervisor.ship(job_id, 1, "rank-0", 0, b"1\n")
+    supervisor.end(job_id, unsent=(("rank-0", 6), ("no stream", 5)))
+    pending, attempts = PendingOutput(head.store, head.logs), head.store.attempts(JobId(job_id))
+    assert [key.stream for key in pending.streams(attempts, 100.0)] == ["rank-0"]
+    assert pending.streams(attempts, 219.0)
+    supervisor.ship(job_id, 1, "rank-0", 2, b"2\n")
+    assert pending.streams(attempts, 221.0), "it made progress"
+    assert not pending.streams(attempts, 341.0)
+    supervisor.ship(job_id, 1, "rank-0", 4, b"3\n")
+    assert not pending.streams(attempts, 342.0), "all is there"
 
 
 def test_follower_goes_on_into_the_next_attempt(call, supervisor):

@@ -32,6 +32,7 @@ from phalanx.api.live.history_tail import newest_seq
 from phalanx.api.live.hub import Broadcast, FollowerHub
 from phalanx.api.live.job_notifier import JobNotifier
 from phalanx.api.live.job_tracer import JobTracer
+from phalanx.api.live.pending_output import PendingOutput
 from phalanx.api.nodes.data_servers import DataServerRegistry
 from phalanx.api.nodes.file_cleaner import FileCleaner
 from phalanx.api.nodes.output_usage import OutputUsage
@@ -112,6 +113,7 @@ class ApiRuntime:
         self.archives = JobArchives(services.archive_root, version=services.version, clock_s=services.clock.now_s)
         self.file_cleaner = FileCleaner(services, self.checkpoint_copies, self.output_copies, self.archives)
         self.pending_uploads = PendingUploads()
+        self.pending_output = PendingOutput(services.store, services.logs)
         self.data_servers = DataServerRegistry()
         self.gateway_demands = GatewayDemands(services.clock.boottime_s())
         self.counts: dict[str, int] = {}

@@ -78,6 +78,7 @@ from phalanx.node.probes.link_probe import LinkProbeListener
 from phalanx.node.processes.file_limits import raise_file_limit
 from phalanx.node.shell.node_settings import NodeSettings
 from phalanx.node.shell.supervisor_loop import SupervisorLoop
+from phalanx.node.transfer import unsent_output
 from phalanx.wire.rank import RankStopReason
 
 _KEPT: Final = "PHALANX_NODE_KEY"
@@ -126,6 +127,7 @@ def run(on_signal: Callable[[SupervisorLoop], Callable[[], None]] = lambda loop:
     except ValueError as error:
         print(f"phalanx node: {error}", file=sys.stderr)
         return SupervisorResult(code=_USAGE)
+    unsent_output.keep_unsent_output(folder, scratch.attempts_folder(folder))
     scratch.remove_old_scratch(folder, accounts.folder)
     facts = node_facts(folder)
     probe, virtual = _probe(given, facts)

@@ -83,6 +83,7 @@ async def job_logs(
 ) -> Response:
     """Read the output of a job's ranks, by attempt and rank. `tail_bytes` starts at most this far before the end of each stream.
 
+    Of an ended job whose nodes still send output, `more` stays true until all is there.
     With `follow=1` or `Accept: text/event-stream` the reply is a stream of events: `log`, `state`, and `end` after the job's last byte.
     """
     runtime = runtime_of(request)
@@ -98,8 +99,21 @@ async def job_logs(
         return EventStream(runtime, caller_of(request).user, _follow(runtime, job_id, wanted, place), check)
     chunks = await run_in_thread(read_batch, runtime.services, attempts, wanted, place, limit_bytes)
     more = bool(chunks) and sum(chunk.end - chunk.offset for chunk in chunks) >= limit_bytes
+    if not more and is_output_expected(runtime, job, attempts, wanted):
+        more = True  # an ended job's output is read to its end; meanwhile no client reads in a busy loop
+        if not chunks:
+            with runtime.hub.follow(job_id) as watch:
+                await watch.wait(runtime.services.limits.recheck_s)
     note = "" if chunks or cursor else await run_in_thread(_missing_output_note, runtime.services, job, attempts)
     return json_response(LogsReply(chunks=chunks, cursor=write_cursor(place), more=more, note=note))
+
+
+def is_output_expected(runtime: ApiRuntime, job: Job, attempts: Sequence[Attempt], selector: StreamSelector) -> bool:
+    """Whether the job has ended and nodes still send selected output of it."""
+    if not job.state.terminal:
+        return False
+    expected = runtime.pending_output.streams(attempts, runtime.services.clock.boottime_s())
+    return any(selector.selects(key) for key in expected)
 
 
 def read_batch(
@@ -181,7 +195,7 @@ async def _follow(runtime: ApiRuntime, job_id: JobId, wanted: StreamSelector, pl
     quiet_s = 0.0
     with runtime.hub.follow(job_id) as watch:
         while not runtime.hub.closing:
-            # Read the job before its output: supervisors send all output before they report the end, so nothing can be missing.
+            # Read the job before its output: the report of the end names the output that supervisors send after it.
             job = require_job(services.store, job_id)
             attempts = services.store.attempts(job_id) if job.epoch else []
             state = state_event(job, attempts[-1] if attempts else None, services.controller.wait_reasons.get(job_id))
@@ -194,7 +208,7 @@ async def _follow(runtime: ApiRuntime, job_id: JobId, wanted: StreamSelector, pl
                 for piece in _log_events(chunks, place):
                     yield piece
                 continue
-            if job.state.terminal:
+            if job.state.terminal and not is_output_expected(runtime, job, attempts, wanted):
                 chunks = await run_in_thread(read_batch, services, attempts, wanted, place, BATCH_BYTES, ended=True)
                 for piece in _log_events(chunks, place):
                     yield piece

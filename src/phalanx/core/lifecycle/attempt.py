@@ -64,6 +64,7 @@ from phalanx.core.work.job import Job
 from phalanx.core.work.pace import MeasuredPace, StepPace, with_pace
 
 CHECKPOINTS_KEPT: Final = 2
+UNSENT_STREAMS_MAX: Final = 64  # a node with 16 ranks has at most 34 streams
 CLOCK_OFF_S: Final = 5.0
 """Wall clocks further apart are reported, since deadlines are sent as Unix time: above the uncertainty of a renewal's round trip (1 s),
 below the shortest usual grace period."""
@@ -298,7 +299,9 @@ def _hung(case: AttemptCase, attempt: Attempt, happening: MemberHung, facts: Tra
 def _stopped(
     case: AttemptCase, attempt: Attempt, happening: MemberStopped, facts: TransitionContext
 ) -> TransitionResult:
-    attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, unless=(MemberState.LOST,))
+    attempt = _with_unsent(
+        _with_member(attempt, happening.node_id, MemberState.STOPPED, unless=(MemberState.LOST,)), happening
+    )
     if happening.port_in_use and attempt.stop_cause is None:
         entry = history_line(
             case, facts, "port_in_use", f"{happening.node_id}: the rendezvous port was taken; restarting on another"
@@ -317,6 +320,17 @@ def _stopped(
             history_line(case, facts, "stopped", why, node_id=happening.node_id),
         )
     return _settle_when_whole(case, attempt, facts)
+
+
+def _with_unsent(attempt: Attempt, happening: MemberStopped) -> Attempt:
+    """The attempt with the output that its node still sends; bounded, because a record has to stay small."""
+    if not happening.unsent:
+        return attempt
+    unsent = happening.unsent[:UNSENT_STREAMS_MAX]
+    members = (
+        replace(member, unsent=unsent) if member.node_id == happening.node_id else member for member in attempt.members
+    )
+    return replace(attempt, members=tuple(members))
 
 
 def _finished_on(attempt: Attempt, node_id: NodeId) -> bool:

@@ -144,7 +144,12 @@ class TaskExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStopped:
-    """No process of this generation is left on the node. `port_in_use`: rank 0 could not bind; restart without charging the job."""
+    """No process of this generation is left on the node.
+
+    Attributes:
+        port_in_use: rank 0 could not bind; restart without charging the job.
+        unsent: streams of which the head does not have all bytes, with their lengths. The node goes on sending them.
+    """
 
     job_id: JobId
     epoch: Epoch
@@ -152,6 +157,7 @@ class MemberStopped:
     node_id: NodeId
     at_s: float
     port_in_use: bool = False
+    unsent: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

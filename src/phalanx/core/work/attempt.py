@@ -123,6 +123,7 @@ class Member:
         address: where a supervisor that serves only this attempt is reached, if that is not the address of its node; empty otherwise.
         bad_links: the bad links to other members that it reported.
         disk_full: it refused because the disk of its node has no room.
+        unsent: streams of which the head did not have all bytes when it stopped, with their lengths.
     """
 
     node_id: NodeId
@@ -133,6 +134,7 @@ class Member:
     address: str = ""
     bad_links: tuple[BadLink, ...] = ()
     disk_full: bool = False
+    unsent: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,10 +128,14 @@ class FreezeFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputDrained:
-    """A `DrainOutput` is done: output and reports are drained. `tail`: the end of the requested rank's output."""
+    """A `DrainOutput` is done: output and reports are drained, checkpoints and output files are sent.
+
+    `tail`: the end of the requested rank's output. `unsent`: as in `MemberStopped`.
+    """
 
     key: MemberKey
     tail: bytes = b""
+    unsent: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

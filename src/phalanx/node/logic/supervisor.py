@@ -191,9 +191,9 @@ class Supervisor:
                 self._apply(slot, members.on_sleep_hook_answered(member, happening))
             case CheckpointReported():
                 self._apply(slot, members.on_checkpoint(member, happening, now))
-            case OutputDrained(tail=tail):
+            case OutputDrained():
                 if member.phase is MemberPhase.CLOSING:
-                    self._on_member_gone(slot, tail, now)
+                    self._on_member_gone(slot, happening, now)
             case _:
                 assert_never(happening)
 
@@ -437,7 +437,7 @@ class Supervisor:
         self._slots[command.job_id] = _Slot(member=member)
         self._out += actions
 
-    def _on_member_gone(self, slot: _Slot, tail: bytes, now: StepClock) -> None:
+    def _on_member_gone(self, slot: _Slot, drained: OutputDrained, now: StepClock) -> None:
         """Report the end of a member without processes, and start the command that waits for it."""
         self._apply(slot, members.report_last_checkpoint(slot.member, now))
         member = slot.member
@@ -446,8 +446,8 @@ class Supervisor:
         if member.refusal is not None:
             self._refuse(member.prepare, member.refusal)
         port = 0 if member.start is None else member.start.port
-        port_in_use = member.bind_failed and rendezvous.port_was_in_use(tail, port)
-        self._report_stopped(key.job_id, member.generation_id, now, port_in_use=port_in_use)
+        port_in_use = member.bind_failed and rendezvous.port_was_in_use(drained.tail, port)
+        self._report_stopped(key.job_id, member.generation_id, now, port_in_use=port_in_use, unsent=drained.unsent)
         slot.pending_stops.discard(member.generation_id)
         self._report_pending_stops(slot, now)
         if slot.waiting is not None:
@@ -496,7 +496,15 @@ class Supervisor:
         )
         self._out += [SendEvent(event=event), AppendNote(job_id=command.job_id, epoch=command.epoch, text=why)]
 
-    def _report_stopped(self, job_id: JobId, place: GenerationId, now: StepClock, *, port_in_use: bool = False) -> None:
+    def _report_stopped(
+        self,
+        job_id: JobId,
+        place: GenerationId,
+        now: StepClock,
+        *,
+        port_in_use: bool = False,
+        unsent: tuple[tuple[str, int], ...] = (),
+    ) -> None:
         """Report a generation as stopped; from now on it can never start."""
         self._raise_floor(job_id, place)
         event = MemberStopped(
@@ -506,6 +514,7 @@ class Supervisor:
             node_id=self._node_id,
             at_s=now.unix_s,
             port_in_use=port_in_use,
+            unsent=unsent,
         )
         self._out.append(SendEvent(event=event))
 

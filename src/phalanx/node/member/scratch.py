@@ -3,8 +3,8 @@
     <node folder>/attempts/<job>.<epoch>/   hostfile  page  reports  <stream>.log  workdir/
 
 For a job under another account it has two parts: ours (logs, markers) there, and the job's in a folder that the account owns, below one that
-all accounts may pass (`accounts`). Created at Prepare, removed at Forget. A starting supervisor removes the folders of a dead one, whose ranks
-are dead too.
+all accounts may pass (`accounts`). Created at Prepare, removed at Forget, once the output is sent. A starting supervisor removes the folders of a dead
+one, whose ranks are dead too, after it has kept their unsent output.
 """
 
 from __future__ import annotations
@@ -104,8 +104,13 @@ def scratch_of(
     return Scratch(path=os.path.join(shared_root, _ATTEMPTS, f"{job_id}.{epoch}"), supervisor_path=own, account=account)
 
 
+def attempts_folder(node_folder: str) -> str:
+    """The folder of all scratch folders of a node."""
+    return os.path.join(node_folder, _ATTEMPTS)
+
+
 def remove_old_scratch(node_folder: str, others: str = "") -> None:
     """Remove the folders that an earlier incarnation of the supervisor left."""
-    remove_tree(os.path.join(node_folder, _ATTEMPTS), make_accessible=True)
+    remove_tree(attempts_folder(node_folder), make_accessible=True)
     if others:
         remove_tree(os.path.join(others, _ATTEMPTS))  # other accounts' files: change no permissions by path

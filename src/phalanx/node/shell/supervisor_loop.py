@@ -97,11 +97,12 @@ from phalanx.node.shell.exec_sessions import ExecSessions
 from phalanx.node.shell.node_recovery import recover_node
 from phalanx.node.shell.node_settings import NodeSettings
 from phalanx.node.shell.process_control import MemberProcessControl
-from phalanx.node.shell.upload_coordinator import SHIP_LIMIT_S, UploadCoordinator
+from phalanx.node.shell.upload_coordinator import UploadCoordinator
 from phalanx.node.transfer import object_checkpoints
 from phalanx.node.transfer.shared_storage import check_head_files
 from phalanx.node.transfer.spool import Spool
 from phalanx.node.transfer.stream_upload import StreamUploader
+from phalanx.node.transfer.unsent_output import send_unsent_output
 from phalanx.wire import supervisor as wire
 from phalanx.wire.rank import RankStopReason, boottime_ns
 
@@ -110,6 +111,7 @@ SLOW_THREADS: Final = 64  # concurrent setups, image pulls and package installs 
 WAKE_MAX_S: Final = 0.5  # a queue's timeout does not count the time a host sleeps; the lease does
 INBOX_BATCH: Final = 1024  # happenings in one step
 FLUSH_S: Final = 2.0  # for the last events before the supervisor exits
+SEND_LAST_S: Final = 6.0  # for output of ended jobs before that; engines end the process 10 s after SIGTERM
 REAP_EVERY_S: Final = 10.0
 SHARED_SIGNAL_S: Final = 0.5  # a signal to all processes of the node has reached us this long after a rank died of it
 _log = logging.getLogger(__name__)
@@ -174,6 +176,7 @@ class SupervisorLoop:
             note=self._note,
             shutting_down=lambda: self._urgent,
             resume_folders=self._presents.resume_folders,
+            outlives_members=settings.seat is None,
         )
         self._cache = cache_folder(settings.folder, per_attempt=settings.seat is not None, environment=settings.base)
         self._held = HeldDatasets("" if settings.accounts.folder else self._cache, self._report_datasets)
@@ -211,6 +214,7 @@ class SupervisorLoop:
             ("health", lambda: self._hooks.watch(self._ended)),
         ):
             start_thread(name, run)
+        send_unsent_output(self._settings.folder, self._services.spool, self._shipper)
         wake_ns: int | None = None
         while not self._leaving:
             outbox = self._supervisor.step(boottime_ns(), self._collect(wake_ns), unix_s=time.time())
@@ -359,8 +363,9 @@ class SupervisorLoop:
                 return
             self._sampler.sample_now(send=True)  # its processes have ended
             tail = member_start.close_member(member, action.tail_of, self._services)
-            over = OutputDrained(key=action.key, tail=tail)
-            self._uploads.finish_member(member, lambda: self._inbox.put(over))
+            self._uploads.finish_member(
+                member, lambda unsent: self._inbox.put(OutputDrained(key=action.key, tail=tail, unsent=unsent))
+            )
 
         self._work.submit(_lane(action.key), work, slow=self._hooks.may_run)
 
@@ -421,9 +426,7 @@ class SupervisorLoop:
         def work() -> None:
             keys = self._shipper.streams_of(job_id, epoch)
             lane = ("remove", job_id, epoch)
-            self._shipper.notify_when_uploaded(
-                keys, SHIP_LIMIT_S, lambda: self._work.submit(lane, lambda: remove(keys))
-            )
+            self._uploads.when_output_is_sent(keys, lambda: self._work.submit(lane, lambda: remove(keys)))
 
         self._work.submit((job_id, epoch), work)
 
@@ -579,6 +582,7 @@ class SupervisorLoop:
         """All members are closed: flush the events and release all resources."""
         services = self._services
         self._events.wait_flushed(FLUSH_S)
+        self._shipper.wait_sent(SEND_LAST_S)
         self._ended.set()
         self._work.close(FLUSH_S)
         self._fence.close(FLUSH_S)
@@ -589,7 +593,8 @@ class SupervisorLoop:
         if leftover:
             _log.error("processes %s survive SIGKILL", leftover)
         for member in self._presents.all():
-            member.scratch.remove()
+            if not self._shipper.unsent(self._shipper.streams_of(member.key.job_id, member.key.epoch)):
+                member.scratch.remove()  # else the next supervisor sends the rest
         if self._settings.accounts.folder:
             job_accounts.remove_empty_job_folders(self._settings.accounts.folder)
 

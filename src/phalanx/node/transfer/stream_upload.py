@@ -6,6 +6,7 @@ One thread. The head's end of a stream is authoritative, so a lost answer neithe
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -84,10 +85,10 @@ class StreamUploader:
         """Set the spool to read from."""
         self._spool = spool
 
-    def add(self, name: StreamName) -> None:
-        """Upload this stream from now on. Idempotent."""
+    def add(self, name: StreamName, end: int = 0) -> None:
+        """Upload this stream from now on. Idempotent. `end`: bytes that the head is known to hold."""
         with self._lock:
-            self._streams.setdefault(name.key, _Shipped(name=name))
+            self._streams.setdefault(name.key, _Shipped(name=name, end=end))
 
     def streams_of(self, job_id: JobId, epoch: Epoch) -> list[str]:
         """The keys of an attempt's streams, sorted."""
@@ -125,6 +126,22 @@ class StreamUploader:
             return
         self._hurry.set()
         self._wake.set()
+
+    def unsent(self, keys: Iterable[str]) -> tuple[tuple[str, int], ...]:
+        """Those of the streams of which the head does not have all bytes and still takes them: their names and lengths."""
+        assert self._spool is not None
+        with self._lock:
+            known = [self._streams[key] for key in keys if key in self._streams and not self._streams[key].given_up]
+            lengths = [(one, self._spool.length(one.name.key)) for one in known]
+            return tuple((one.name.stream, length) for one, length in lengths if one.end < length)
+
+    def wait_sent(self, timeout_s: float) -> None:
+        """Wait until the head has all streams, or will not take the rest."""
+        with self._lock:
+            keys = list(self._streams)
+        sent = threading.Event()
+        self.notify_when_uploaded(keys, timeout_s, sent.set)
+        sent.wait(timeout_s)
 
     def run(self) -> None:
         """Run until the supervisor ends."""
@@ -239,7 +256,7 @@ class StreamUploader:
     def _idle_s(self) -> float:
         """How long to wait for new bytes."""
         with self._lock:
-            return _WAITING_S if self._waiters else _IDLE_S
+            return _WAITING_S if any(waiter.until_s < math.inf for waiter in self._waiters) else _IDLE_S
 
     def _complete_waiters(self) -> None:
         now_s = time.monotonic()
