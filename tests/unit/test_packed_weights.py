@@ -13,6 +13,7 @@ from phalanx.planner.cost.training_task import TrainingMethod, TrainingTask
 from phalanx.planner.facts.coefficient_table import physics, stacks
 from phalanx.planner.facts.machines import build_machine
 from phalanx.planner.facts.model_argument import parse_model_argument
+from tests.planned import planned
 
 SEVEN = TrainingTask(model=parse_model_argument("llama-2-7b"), seq=512, method=TrainingMethod.QLORA)
 A100 = build_machine(parse_gpus("a100-80gb:1"))
@@ -104,3 +105,10 @@ def test_fragments_are_shown_but_do_not_decide_what_fits():
     assert found.device_bytes > found.total_bytes
     full = memory("mbs=64,recompute=full,accumulate=1", seq=2048)
     assert full.device_bytes == max(full.total_bytes, full.usable_bytes)  # torch frees cached blocks before it fails
+
+
+def test_a_stack_for_16_bit_floats_alone_is_planned_in_them():
+    """auto-gptq trains in fp16: github:QwenLM/Qwen finetune/finetune_qlora_single_gpu.sh."""
+    plan = planned("llama-2-7b", "a100-80gb:1", method="qlora", stack="transformers-gptq")
+    assert plan.fits
+    assert plan.layouts[0].layout.precision == "fp16"

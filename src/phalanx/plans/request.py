@@ -113,6 +113,7 @@ def parse_plan_inputs(
         BadFile: a config or price list cannot be read.
         PhalanxError: the head does not answer.
     """
+    from phalanx.planner.facts.coefficient_table import find_stack
     from phalanx.planner.facts.machines import read_fact_tables
     from phalanx.planner.facts.model_argument import parse_model_argument
 
@@ -131,7 +132,8 @@ def parse_plan_inputs(
     else:
         machine = machine_from_options(options, tables, notes)
     layout = None if options["layout"] is None else parse_layout(options["layout"])
-    precision = _precision(options["precision"], layout, options["layout"], machine)
+    named = None if not options["stack"] else find_stack(options["stack"])
+    precision = _precision(options["precision"], layout, options["layout"], machine, named)
     counted = seq if samples is None else max(1, round(samples.tokens))
     batch = _batch(options["global_batch"], counted, objective, method, layout, notes)
     if answers is not None and batch % answers.group:
@@ -299,11 +301,13 @@ def _batch(
     return batch
 
 
-def _precision(text: object, layout: Layout | None, layout_words: object, machine: Machine) -> str:
+def _precision(text: object, layout: Layout | None, layout_words: object, machine: Machine, stack: Stack | None) -> str:
+    """Return the given precision, else the best one without fp8 that the GPU and the named stack have."""
     has = machine.gpu.flops
     stated = layout.precision if layout is not None and "precision" in str(layout_words).lower() else None
     if text is None and stated is None:
-        return next((name for name in _PRECISION_ORDER if name in has), "bf16")
+        trained = _PRECISION_ORDER if stack is None else stack.precisions
+        return next((name for name in _PRECISION_ORDER if name in has and name in trained), "bf16")
     word = str(stated if text is None else text).strip().lower()
     if stated not in (None, word):
         raise BadRequest(f"precision: {word} contradicts {stated} in the layout", hint="give one of the two")

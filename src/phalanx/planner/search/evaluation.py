@@ -13,6 +13,7 @@ from phalanx.core.work.layouts.layout import Layout
 from phalanx.core.work.layouts.layout_split import SplitLimits, check_split
 from phalanx.planner.cost.collectives import RankNetwork
 from phalanx.planner.cost.host_memory import COPY_SHARE, exceeds_host, is_tight_on_host, ranks_of_node
+from phalanx.planner.cost.layer_time import NARROW
 from phalanx.planner.cost.machine import Gpu
 from phalanx.planner.cost.memory import estimate_memory, exceeds_memory
 from phalanx.planner.cost.optimizers import Offload, OptimizerKind
@@ -173,7 +174,9 @@ def validate_request(request: LayoutRequest) -> None:
     if request.precision not in request.stack.precisions:
         raise BadRequest(
             f"{request.stack.name} does not train in {request.precision}",
-            hint=Hint(HintCode.GIVE_VALUE, key="stack", value="megatron-core"),
+            hint=Hint(HintCode.GIVE_VALUE, key="stack", value="megatron-core")
+            if request.precision in NARROW
+            else Hint(HintCode.GIVE_VALUE, key="precision", value=request.stack.precisions[0]),
         )
     _validate_optimizer(request)
 
