@@ -433,7 +433,7 @@ class ControllerDriver:
                 engine.follow(job, attempt)
 
     def _notify_listeners(self, outbox: StepResult) -> None:
-        if self._listeners:
+        if self._listeners and not outbox.change.empty:
             changed = frozenset(line.job_id for line in outbox.change.history if line.job_id is not None)
             for listener in self._listeners:
                 listener(changed)

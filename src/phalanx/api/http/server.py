@@ -63,7 +63,7 @@ class HeadServer(uvicorn.Server):
         hand_over: Callable[[socket.socket], bool] = lambda _: False,
         **options: Any,
     ) -> None:
-        self._exit_asked = asyncio.Event()
+        self._tick = asyncio.Event()  # a second has passed, or the server shall end
         self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(server_config(app, **options))
         self._tls = [one for one in (tls, programs_tls) if one is not None]
@@ -83,15 +83,19 @@ class HeadServer(uvicorn.Server):
         loop = self._loop
         if value and loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
-                loop.call_soon_threadsafe(self._exit_asked.set)
+                loop.call_soon_threadsafe(self._tick.set)
 
     async def main_loop(self) -> None:
         """Serve until `should_exit`. uvicorn updates the date of its answers once a second, every tenth of its ticks."""
         self._loop = asyncio.get_running_loop()
         ticks = 0
         while not await self.on_tick(ticks):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._exit_asked.wait(), _DATE_EVERY_S)
+            timer = self._loop.call_later(
+                _DATE_EVERY_S, self._tick.set
+            )  # one turn of the loop; `asyncio.wait_for` takes five
+            await self._tick.wait()
+            timer.cancel()
+            self._tick.clear()
             ticks += _TICKS_PER_DATE
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -27,7 +27,8 @@ from phalanx.store.history.reading import choose_step, points_max, read_rollups
 from phalanx.store.history.rollups import Rollups
 from phalanx.wire.supervisor import SamplesRequest
 
-TICK_S: Final = 1.0
+TICK_S: Final = 2.0
+ROLL_LOOK_S: Final = 60.0  # between two looks for complete chunks, of which the finest has an hour
 STORE_EVERY_S: Final = 60.0
 _STORE_PER_NODE_S: Final = 0.3  # so that a fleet of any size costs about 3 ms of CPU a second
 STORE_EVERY_MAX_S: Final = 300.0
@@ -79,7 +80,7 @@ class HistoryRecorder:
         self._thread: threading.Thread | None = None
         self._problem = ""
         self._stored_s = self._now_s()
-        self._dropped_s = -math.inf
+        self._dropped_s = self._roll_s = -math.inf
         self._lost = 0
 
     # ---- what is recorded ---------------------------------------------------------------------------------------------
@@ -159,8 +160,9 @@ class HistoryRecorder:
                 self._drain()
                 self._hours.advance(self._now_s())
             self._store_due(everything=everything)
-            if not self._hours.has_sealed:
-                roll_up(self._store, self._now_s(), ROLLED_PER_TICK)
+            if not self._hours.has_sealed and self._now_s() >= self._roll_s:
+                rolled = roll_up(self._store, self._now_s(), ROLLED_PER_TICK)
+                self._roll_s = self._now_s() + (0.0 if rolled else ROLL_LOOK_S)
             if self._now_s() - self._dropped_s >= DROP_EVERY_S:
                 self._dropped_s = self._now_s()
                 drop_old(self._store, self._now_s())
