@@ -169,6 +169,24 @@ def test_what_queues_up_during_a_commit_goes_into_the_next_one(rig):
     assert len(rig.store.batches) == before + 2, "the one under way, and one for all fifty"
 
 
+def test_reports_wait_for_each_other_after_a_step_and_a_request_ends_the_wait(monkeypatch, rig):
+    monkeypatch.setattr(driver_module, "GATHER_S", GUARD_S)
+    rig.ask(submit("first", hold=True))
+    before = len(rig.store.batches)
+    hellos = [rig.hello("n0"), rig.hello("n1")]
+    assert len(rig.store.batches) == before
+    rig.ask(submit("second", hold=True))
+    assert all(hello.done() for hello in hellos)
+    assert len(rig.store.batches) == before + 1, "both reports and the request"
+
+
+def test_a_report_long_after_the_last_step_does_not_wait(monkeypatch, rig):
+    monkeypatch.setattr(driver_module, "GATHER_S", 2 * GUARD_S)
+    rig.ask(submit("first", hold=True))
+    rig.clock.boot_s += 2 * GUARD_S
+    rig.hello().result(GUARD_S)
+
+
 def test_refused_commit_answers_try_later_to_all_and_undoes_the_world(rig):
     rig.closed()
     rig.store.refuse = [StoreRefused("no space left")]
