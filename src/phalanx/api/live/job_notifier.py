@@ -143,12 +143,13 @@ class JobNotifier:
         while lines := self._services.store.history(after=self._seq, limit=_PAGE):
             found: list[tuple[Job, JobNote]] = []
             ended: dict[JobId, tuple[Job, int]] = {}
+            jobs = {
+                job_id: self._services.store.job(job_id)
+                for job_id in {line.job_id for line in lines if line.kind in EVENTS_OF_KIND}
+                if job_id is not None
+            }
             for line in lines:
-                job = (
-                    None
-                    if line.job_id is None or line.kind not in EVENTS_OF_KIND
-                    else self._services.store.job(line.job_id)
-                )
+                job = None if line.kind not in EVENTS_OF_KIND or line.job_id is None else jobs[line.job_id]
                 if job is None or job.spec.notify is None:
                     continue
                 found += [(job, note) for note in self._notes(job, job.spec.notify, line)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from functools import cache
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -49,8 +51,15 @@ def decode(kind: RecordKind[Any, R], doc: object, crc: object) -> R:
 
 def row_of(kind: RecordKind[Any, R], record: R) -> Row:
     """The row of a record: its columns, its document, and the document's checksum."""
-    values = [(column.type, getattr(record, column.name)) for column in kind.columns]
-    return (*[None if value is None else type_(value) for type_, value in values], *_document(record))
+    return (
+        *[None if (value := read(record)) is None else type_(value) for type_, read in _columns(kind)],
+        *_document(record),
+    )
+
+
+@cache
+def _columns(kind: RecordKind[Any, Any]) -> tuple[tuple[type, Callable[[Any], Any]], ...]:
+    return tuple((column.type, attrgetter(column.name)) for column in kind.columns)
 
 
 def key_values(key: object) -> Row:

@@ -21,6 +21,8 @@ def statements(batch: Batch, rows: BatchRows) -> list[tuple[str, list[Row]]]:
     """
     plan: list[tuple[str, list[Row]]] = []
     for kind in RECORDS:
+        if kind not in rows.by_kind:
+            continue
         records: Iterable[Any] = rows.of(kind).values()
         if kind is ATTEMPTS:  # ended ones first, so that no job has two live attempts in between
             records = sorted(records, key=lambda attempt: attempt.holds_allocation)
@@ -28,7 +30,8 @@ def statements(batch: Batch, rows: BatchRows) -> list[tuple[str, list[Row]]]:
     plan.append((f"put {HISTORY.table}", [row_of(HISTORY, line) for line in batch.history]))
     plan.append((f"put {AUDIT.table}", [row_of(AUDIT, line) for line in batch.audit]))
     plan += [(f"delete {kind.table}", [key_values(key)]) for kind, key in batch.removed]
-    plan += [(f"archive {kind.table}", [(job_id,) for job_id in batch.archived]) for kind in KINDS_OF_JOBS]
+    if batch.archived:
+        plan += [(f"archive {kind.table}", [(job_id,) for job_id in batch.archived]) for kind in KINDS_OF_JOBS]
     return [(name, values) for name, values in plan if values]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -96,9 +97,7 @@ class SqliteStore(SqlReads):
         try:
             hit("store.commit.begin")
             writer.execute("BEGIN IMMEDIATE")
-            standings = {
-                job: held for job in jobs_to_check(batch, rows) if (held := _standing(writer, job)) is not None
-            }
+            standings = _standings(writer, jobs_to_check(batch, rows))
             check(batch, rows, standings, reading.number(SqlReader(SQLITE, writer.execute), "last_history_seq"))
             for name, values in plan:
                 hit("store.commit.rows")
@@ -187,9 +186,14 @@ class SqliteStore(SqlReads):
         return [] if found == ["ok"] else found
 
 
-def _standing(connection: apsw.Connection, job_id: JobId) -> StoredJobState | None:
-    row = connection.execute(SQLITE.reads["standing"], (job_id,)).fetchone()
-    if row is None:
-        return None
-    seq, state, epoch, live_epoch = row
-    return StoredJobState(seq=seq, state=JobState(state), epoch=Epoch(epoch), live_epoch=live_epoch)
+def _standings(connection: apsw.Connection, job_ids: Collection[JobId]) -> dict[JobId, StoredJobState]:
+    """The stored state of each of these jobs that is stored."""
+    if not job_ids:
+        return {}
+    rows = connection.execute(SQLITE.reads["standings"], (json.dumps(list(job_ids)),))
+    return {
+        JobId(job_id): StoredJobState(
+            seq=seq, state=JobState(state), epoch=Epoch(epoch), live_epoch=None if live is None else Epoch(live)
+        )
+        for job_id, seq, state, epoch, live in rows
+    }
