@@ -37,9 +37,9 @@ def bench(tmp_path_factory):
     bench = Bench(str(tmp_path_factory.mktemp("home")))
     post = ControllerDriver._post
 
-    def recorded(driver, events, calls=()):
+    def recorded(driver, events, calls=(), **terms):
         SENT.update((call.action, type(event)) for event, call in zip(events, calls, strict=False))
-        return post(driver, events, calls)
+        return post(driver, events, calls, **terms)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ControllerDriver, "_post", recorded)
