@@ -16,7 +16,6 @@ from typing import Final
 from phalanx.planner.cost.machine import Gpu
 from phalanx.planner.facts.gpus import find_gpu, gpu_in_node
 from phalanx.planner.facts.models import find_model
-from phalanx.planner.facts.serving_facts import attention_windows
 from phalanx.planner.serving.batch_simulation import BatchSimulation, RequestLoad
 from phalanx.planner.serving.iteration_time import IterationTimer, ServingSpeed
 from phalanx.planner.serving.replica import ReplicaLayout, ServedModel, cache_room_bytes, cache_tokens
@@ -62,7 +61,7 @@ def _row(one: Mapping[str, str]) -> ServingRow:
         source=one["run"],
         engine=one["engine"],
         model=ServedModel(
-            shape=shape, weights=one["weights"], cache=one["kv"], window=attention_windows().get(shape.name)
+            shape=shape, weights=one["weights"], cache=one["kv"]
         ),
         gpu=gpu_in_node(find_gpu(one["gpu"]), 8),
         layout=layout,

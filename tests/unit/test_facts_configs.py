@@ -151,6 +151,7 @@ CASES = {
         num_local_experts=32,
         num_experts_per_tok=4,
         attention_bias=True,
+        sliding_window=128,
     ),
     "nemotron-4-15b": config("nemotron", 32, 6144, 48, 8, 24576, 256000),
     "llama-4-maverick": {
@@ -177,16 +178,78 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_config_of_each_kind_is_the_shape_of_the_table(name):
     values = CASES[name]
-    if values["model_type"] == "llama4":  # the outer config of a model of text and pictures
-        values = values | {"model_type": "llama4_of_text_and_pictures"}
     read, listed = model_from_config(values, "config.json", "x"), find_model(name)
     assert read.parameters == listed.parameters
     assert read.active_parameters == listed.active_parameters
-    assert read.flops_per_token(4096) == listed.flops_per_token(4096)
+    assert read.window == listed.window
+    assert read.flops_per_token(16384) == listed.flops_per_token(16384)
+
+
+GLM = {
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1408,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+
+PUBLISHED = {
+    # parameters without vision towers and biases of queries, keys and values, as published with the checkpoints
+    "gemma3": (27.0e9, {
+        "model_type": "gemma3",
+        "vision_config": {"hidden_size": 1152},
+        "text_config": {
+            "model_type": "gemma3_text", "hidden_size": 5376, "intermediate_size": 21504, "num_attention_heads": 32,
+            "num_hidden_layers": 62, "num_key_value_heads": 16, "head_dim": 128, "sliding_window": 1024,
+        },
+    }),
+    "gemma3_text": (3.88e9, {
+        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
+    }),
+    "phi": (2.78e9, config("phi", 32, 2560, 32, 32, 10240, 51200)),
+    "phimoe": (41.9e9, config("phimoe", 32, 4096, 32, 8, 6400, 32064, num_local_experts=16, num_experts_per_tok=2)),
+    "starcoder2": (7.17e9, config("starcoder2", 32, 4608, 36, 4, 18432, 49152, sliding_window=4096)),
+    "smollm3": (3.08e9, config("smollm3", 36, 2048, 16, 4, 11008, 128256)),
+    "glm4_moe": (106.9e9, config("glm4_moe", 46, 4096, 96, 8, 10944, 151552, head_dim=128, **GLM)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_a_config_has_as_many_parameters_as_were_published(kind):
+    published, values = PUBLISHED[kind]
+    assert model_from_config(values, "config.json", "x").parameters == pytest.approx(published, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("values", "tokens", "layers"),
+    [
+        (llama("mistral", sliding_window=4096, max_position_embeddings=32768), 4096, 32),
+        (llama("mistral", sliding_window=None), None, 0),
+        (llama("phi3", sliding_window=262144, max_position_embeddings=131072), None, 0),
+        (llama("qwen2", sliding_window=4096, use_sliding_window=False, max_window_layers=28), None, 0),
+        (llama("qwen2", sliding_window=4096, use_sliding_window=True, max_window_layers=28), 4096, 4),
+        (llama("gemma2", head_dim=256), 4096, 16),
+        (PUBLISHED["gemma3"][1], 1024, 52),
+        (llama("qwen3", sliding_window=512, use_sliding_window=True, layer_types=["full_attention"] * 31 + ["sliding_attention"]), 512, 1),
+        (CASES["llama-4-maverick"], 8192, 36),
+    ],
+)  # fmt: skip
+def test_a_window_limits_the_layers_that_the_config_says(values, tokens, layers):
+    window = model_from_config(values, "config.json", "x").window
+    assert (window and window.tokens, window.layers if window else 0) == (tokens, layers)
+
+
+def test_a_window_saves_the_work_of_the_positions_outside_it():
+    plain = model_from_config(llama("mistral"), "config.json", "x")
+    limited = model_from_config(llama("mistral", sliding_window=1024), "config.json", "x")
+    assert limited.flops_per_token(1024) == plain.flops_per_token(1024)
+    seq = 8192
+    pairs = sum(min(place, 1024) for place in range(1, seq + 1)) / sum(range(1, seq + 1))
+    assert limited.attended(seq) / seq == pytest.approx(pairs, rel=1e-3)
 
 
 def test_every_supported_kind_has_a_case_or_is_read_like_one():
-    tried = {values["model_type"] for values in CASES.values()} | {"llama4_text"}
+    tried = {values["model_type"] for values in CASES.values()} | set(PUBLISHED) | {"llama4_text"}
     untried = set(CONFIG_READERS) - tried
     assert {CONFIG_READERS[kind] for kind in untried} <= {CONFIG_READERS[kind] for kind in tried & set(CONFIG_READERS)}
 
@@ -221,6 +284,13 @@ def test_an_unsupported_kind_is_refused_by_name_with_what_is_supported(kind):
         model_from_config({"model_type": kind, "hidden_size": 768}, "config.json", "x")
     assert "supported: " in caught.value.hint
     assert "qwen3_moe" in caught.value.hint
+    assert caught.value.hint.endswith("docs/planner.md, Other networks")
+
+
+def test_a_config_of_diffusers_is_refused_by_its_class():
+    with pytest.raises(BadFile, match="UNet2DConditionModel is not a language model") as caught:
+        model_from_config({"_class_name": "UNet2DConditionModel", "sample_size": 128}, "config.json", "x")
+    assert "torch.nn.Module" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -248,6 +318,8 @@ def test_an_unsupported_kind_is_refused_by_name_with_what_is_supported(kind):
         ),
         ({"model_type": "deepseek_v3", "kv_lora_rank": 0}, "kv_lora_rank is 0"),
         ({"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_config": 3}, "attn_config is '3'"),
+        ({"model_type": "mistral", "sliding_window": "4k"}, "sliding_window is '4k'; it must be a whole number"),
+        ({"model_type": "gemma2", "layer_types": 3}, "layer_types is '3'; it must be a list"),
         ({"model_type": "qwen2_moe", "mlp_only_layers": 2}, "mlp_only_layers is '2'; it must be a list"),
     ],
 )

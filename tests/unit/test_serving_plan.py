@@ -10,7 +10,7 @@ from phalanx.core.work.gpus import parse_gpus
 from phalanx.planner.cost.machine import Gpu
 from phalanx.planner.facts.machines import build_machine
 from phalanx.planner.facts.models import find_model
-from phalanx.planner.facts.serving_facts import attention_windows, find_serving_speed, serving_speeds
+from phalanx.planner.facts.serving_facts import find_serving_speed, serving_speeds
 from phalanx.planner.serving.batch_simulation import BatchSimulation, RequestLoad
 from phalanx.planner.serving.iteration_time import IterationTimer
 from phalanx.planner.serving.replica import ReplicaLayout, ServedModel, cache_room_bytes, cache_tokens
@@ -21,7 +21,7 @@ SPEED = find_serving_speed("vllm")
 
 def served(name, weights="bf16", cache="bf16"):
     shape = find_model(name)
-    return ServedModel(shape=shape, weights=weights, cache=cache, window=attention_windows().get(shape.name))
+    return ServedModel(shape=shape, weights=weights, cache=cache)
 
 
 def gpu(words="h100:8"):

@@ -268,11 +268,12 @@ def _attention_s(
     both = 2 * model.head_dim
     if model.latent is not None:
         both = model.head_dim + model.latent.rope_dim + model.latent.value_dim
-    half = tokens * seq * heads * both  # FLOPs of the causal half of scores and values
     if flash:
-        forward = half / rates.flash
+        # FLOPs of the causal half of scores and values, in layers with a window of the part inside it
+        forward = tokens * model.attended(seq) * heads * both / rates.flash
         return forward, 2.5 * forward
-    square = 2.0 * half / (0.8 * rates.matmul)  # 0.8: batched products of the width of one head are small
+    products = 2.0 * tokens * seq * heads * both
+    square = products / (0.8 * rates.matmul)  # 0.8: batched products of the width of one head are small
     scores = physics.unfused_attention * tokens * seq * heads * rates.width / rates.bytes
     return square + 6.5 * scores, 2.0 * square + 9.0 * scores
 

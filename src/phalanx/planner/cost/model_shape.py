@@ -32,6 +32,14 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWindow:
+    """Sliding-window (or chunked) attention: in `layers` of the model, a token looks back at most `tokens`."""
+
+    tokens: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureOfExperts:
     """Mixture of experts in the MLPs.
 
@@ -69,6 +77,7 @@ class ModelShape:
         positions: number of learned position vectors; 0 for rotary or ALiBi.
         biases: linear layers carry biases.
         norm_vectors: vectors of `hidden` per norm: 1 for RMSNorm, 2 for LayerNorm.
+        window: layers that look back over a limited number of tokens; None if every layer sees the whole context.
     """
 
     name: str
@@ -86,6 +95,7 @@ class ModelShape:
     norm_vectors: int = 1
     mixture: MixtureOfExperts | None = None
     latent: LatentAttention | None = None
+    window: AttentionWindow | None = None
 
     @property
     def attention_parameters(self) -> int:
@@ -186,4 +196,14 @@ class ModelShape:
             wide = 2 * self.head_dim
         else:
             wide = self.head_dim + self.latent.rope_dim + self.latent.value_dim
-        return (4.0 if frozen else 6.0) * products + 3.0 * self.layers * seq * self.heads * wide
+        return (4.0 if frozen else 6.0) * products + 3.0 * self.layers * self.attended(seq) * self.heads * wide
+
+    def attended(self, seq: float) -> float:
+        """Return the length at which attention without windows has as many pairs of positions as this model at `seq`, mean over the layers.
+
+        A token at position i of a layer with a window w sees min(i, w) positions: w - w^2 / 2 s on average, against s / 2 without.
+        """
+        if self.window is None or self.window.tokens >= seq:
+            return float(seq)
+        tokens, share = self.window.tokens, self.window.layers / self.layers
+        return seq * (1.0 - share) + (2.0 * tokens - tokens**2 / seq) * share

@@ -12,12 +12,13 @@ from typing import Any, Final
 
 from phalanx.core.errors import BadFile
 from phalanx.core.work.nearest_match import nearest_match
-from phalanx.planner.cost.model_shape import LatentAttention, MixtureOfExperts, ModelShape
-from phalanx.planner.facts.model_config_reader import ModelConfigReader
+from phalanx.planner.cost.model_shape import AttentionWindow, LatentAttention, MixtureOfExperts, ModelShape
+from phalanx.planner.facts.model_config_reader import SIZE_MAX, ModelConfigReader
 from phalanx.planner.facts.table_files import read_json
 from phalanx.planner.facts.validation import validate_model
 
 CONFIG_FILE: Final = "config.json"
+_COUNTED: Final = "a network of another kind is planned from its torch.nn.Module: docs/planner.md, Other networks"
 
 
 def read_config(path: str) -> ModelShape:
@@ -47,10 +48,14 @@ def model_from_config(values: Mapping[str, Any], where: str, name: str) -> Model
     """
     keys = ModelConfigReader(where=where, values=values)
     kind = values.get("model_type")
-    if isinstance(kind, str) and kind not in CONFIG_READERS and _text_model_type(values) in CONFIG_READERS:
+    nested = kind not in CONFIG_READERS or not keys.has("hidden_size")
+    if isinstance(kind, str) and nested and _text_model_type(values) in CONFIG_READERS:
         # A multimodal model: the planner uses its text decoder.
         keys, kind = keys.section("text_config"), _text_model_type(values)
     if not isinstance(kind, str) or not kind:
+        diffusers = values.get("_class_name")
+        if isinstance(diffusers, str) and diffusers:
+            raise BadFile(f"{where}: {diffusers[:60]} is not a language model", hint=_COUNTED)
         raise BadFile(f"{where}: model_type is missing", hint="use the config.json of a Hugging Face checkpoint")
     reader = CONFIG_READERS.get(kind)
     if reader is None:
@@ -58,7 +63,7 @@ def model_from_config(values: Mapping[str, Any], where: str, name: str) -> Model
         close = nearest_match(kind, CONFIG_READERS)
         raise BadFile(
             f"{where}: model_type {kind[:60]!r} is not supported",
-            hint=(f"did you mean {close!r}? " if close else "") + f"supported: {known}",
+            hint=(f"did you mean {close!r}? " if close else "") + f"supported: {known}; {_COUNTED}",
         )
     path = values.get("_name_or_path")
     name = os.path.basename(path.rstrip("/")) if isinstance(path, str) and path.strip("./") else name
@@ -92,13 +97,83 @@ def _llama(keys: ModelConfigReader, name: str, *, ffn: int | None = None, **more
     )
 
 
+def _window(keys: ModelConfigReader, *, first: int = 0, full: int = 0, tokens: int = 0) -> AttentionWindow | None:
+    """Return the sliding window of a config; None if there is none, or it is as long as the longest context.
+
+    Args:
+        keys: of the config; `layer_types`, where it has them, say which layers slide.
+        first: the first layer that slides.
+        full: every `full`-th layer sees the whole context; 0 for none.
+        tokens: the window of a config that has none; 0 for no window.
+    """
+    layers = keys.integer("num_hidden_layers")
+    tokens = keys.integer("sliding_window", "attention_chunk_size", least=0, default=tokens)
+    if not tokens or tokens >= keys.integer("max_position_embeddings", default=SIZE_MAX):
+        return None
+    sliding = layers - min(first, layers) - (layers // full if full else 0)
+    if keys.list_length("layer_types"):
+        sliding = sum(kind in ("sliding_attention", "chunked_attention") for kind in keys.values["layer_types"])
+    elif keys.list_length("no_rope_layers"):
+        sliding = sum(
+            kind == 1 for kind in keys.values["no_rope_layers"]
+        )  # Llama 4: 1 has rotary positions, and is chunked
+    return AttentionWindow(tokens=tokens, layers=min(sliding, layers)) if sliding else None
+
+
+def _mistral(keys: ModelConfigReader, name: str) -> ModelShape:
+    return _llama(keys, name, window=_window(keys))
+
+
+def _qwen_window(keys: ModelConfigReader) -> AttentionWindow | None:
+    """Qwen has a `sliding_window` that counts only with `use_sliding_window`, from layer `max_window_layers` on."""
+    if not keys.boolean("use_sliding_window", default=False):
+        return None
+    return _window(keys, first=keys.integer("max_window_layers", least=0, default=0))
+
+
+def _qwen(keys: ModelConfigReader, name: str) -> ModelShape:
+    return _llama(keys, name, window=_qwen_window(keys))
+
+
+def _phi(keys: ModelConfigReader, name: str) -> ModelShape:
+    """Phi 1 and 2: attention and MLP in parallel after one LayerNorm, biases, no gate."""
+    return _llama(keys, name, gated=False, biases=True)
+
+
+def _starcoder2(keys: ModelConfigReader, name: str) -> ModelShape:
+    return _llama(
+        keys,
+        name,
+        gated=False,
+        tied=keys.boolean("tie_word_embeddings", default=True),
+        biases=keys.boolean("use_bias", default=True),
+        norm_vectors=2,
+        window=_window(keys),
+    )
+
+
 def _gemma(keys: ModelConfigReader, name: str) -> ModelShape:
     return _llama(keys, name, tied=keys.boolean("tie_word_embeddings", default=True))
 
 
 def _gemma2(keys: ModelConfigReader, name: str) -> ModelShape:
     """Gemma 2: four RMSNorms per layer, which have as many vectors as two LayerNorms."""
-    return _llama(keys, name, tied=keys.boolean("tie_word_embeddings", default=True), norm_vectors=2)
+    tied = keys.boolean("tie_word_embeddings", default=True)
+    return _llama(keys, name, tied=tied, norm_vectors=2, window=_window(keys, full=2, tokens=4096))
+
+
+def _gemma3(keys: ModelConfigReader, name: str) -> ModelShape:
+    """Gemma 3: as Gemma 2, with five layers of a short window for each of the whole context. Its configs leave sizes out."""
+    defaults = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208}
+    given = {key: value for key, value in keys.values.items() if value is not None}
+    keys = ModelConfigReader(where=keys.where, values=defaults | given)
+    full = keys.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
+    tied = keys.boolean("tie_word_embeddings", default=True)
+    return _llama(keys, name, tied=tied, norm_vectors=2, window=_window(keys, full=full, tokens=4096))
+
+
+def _smollm3(keys: ModelConfigReader, name: str) -> ModelShape:
+    return _llama(keys, name, tied=keys.boolean("tie_word_embeddings", default=True))
 
 
 def _nemotron(keys: ModelConfigReader, name: str) -> ModelShape:
@@ -112,11 +187,16 @@ def _mixtral(keys: ModelConfigReader, name: str) -> ModelShape:
         per_token=keys.integer("num_experts_per_tok", "experts_per_token"),
         ffn=keys.integer("intermediate_size"),
     )
-    return _llama(keys, name, mixture=mixture)
+    return _llama(keys, name, mixture=mixture, window=_window(keys))
+
+
+def _phimoe(keys: ModelConfigReader, name: str) -> ModelShape:
+    return replace(_mixtral(keys, name), biases=keys.boolean("attention_bias", default=False), norm_vectors=2)
 
 
 def _gpt_oss(keys: ModelConfigReader, name: str) -> ModelShape:
-    return replace(_mixtral(keys, name), biases=keys.boolean("attention_bias", default=True))
+    biases = keys.boolean("attention_bias", default=True)
+    return replace(_mixtral(keys, name), biases=biases, window=_window(keys, full=2, tokens=128))
 
 
 def _qwen_moe(keys: ModelConfigReader, name: str) -> ModelShape:
@@ -131,7 +211,7 @@ def _qwen_moe(keys: ModelConfigReader, name: str) -> ModelShape:
         shared_ffn=keys.integer("shared_expert_intermediate_size", least=0, default=0),
         dense_layers=dense,
     )
-    return _llama(keys, name, mixture=mixture)
+    return _llama(keys, name, mixture=mixture, window=_qwen_window(keys))
 
 
 def _llama4(keys: ModelConfigReader, name: str) -> ModelShape:
@@ -145,7 +225,27 @@ def _llama4(keys: ModelConfigReader, name: str) -> ModelShape:
         shared_ffn=width,
         dense_layers=layers - layers // keys.integer("interleave_moe_layer_step", default=1),
     )
-    return _llama(keys, name, ffn=keys.integer("intermediate_size_mlp"), mixture=mixture)
+    window = _window(keys, full=keys.integer("no_rope_layer_interval", default=4), tokens=8192)
+    return _llama(keys, name, ffn=keys.integer("intermediate_size_mlp"), mixture=mixture, window=window)
+
+
+def _routed(keys: ModelConfigReader) -> MixtureOfExperts:
+    """Return the mixture of DeepSeek, with shared experts, after the first dense layers."""
+    expert = keys.integer("moe_intermediate_size")
+    return MixtureOfExperts(
+        experts=keys.integer("n_routed_experts"),
+        per_token=keys.integer("num_experts_per_tok"),
+        ffn=expert,
+        shared_ffn=expert * keys.integer("n_shared_experts", least=0, default=0),
+        dense_layers=keys.integer("first_k_dense_replace", least=0, default=0),
+        groups=keys.integer("n_group", default=1),
+        group_limit=keys.integer("topk_group", default=1),
+    )
+
+
+def _glm4_moe(keys: ModelConfigReader, name: str) -> ModelShape:
+    """GLM 4.5: grouped queries with the mixture of DeepSeek."""
+    return _llama(keys, name, mixture=_routed(keys))
 
 
 def _deepseek(keys: ModelConfigReader, name: str) -> ModelShape:
@@ -156,18 +256,6 @@ def _deepseek(keys: ModelConfigReader, name: str) -> ModelShape:
         rope_dim=keys.integer("qk_rope_head_dim"),
         value_dim=keys.integer("v_head_dim"),
     )
-    mixture = None
-    if keys.has("n_routed_experts"):
-        expert = keys.integer("moe_intermediate_size")
-        mixture = MixtureOfExperts(
-            experts=keys.integer("n_routed_experts"),
-            per_token=keys.integer("num_experts_per_tok"),
-            ffn=expert,
-            shared_ffn=expert * keys.integer("n_shared_experts", least=0, default=0),
-            dense_layers=keys.integer("first_k_dense_replace", least=0, default=0),
-            groups=keys.integer("n_group", default=1),
-            group_limit=keys.integer("topk_group", default=1),
-        )
     heads = keys.integer("num_attention_heads")
     return ModelShape(
         name=name,
@@ -179,7 +267,7 @@ def _deepseek(keys: ModelConfigReader, name: str) -> ModelShape:
         ffn=keys.integer("intermediate_size"),
         vocab=keys.integer("vocab_size"),
         tied=keys.boolean("tie_word_embeddings", default=False),
-        mixture=mixture,
+        mixture=_routed(keys) if keys.has("n_routed_experts") else None,
         latent=latent,
     )
 
@@ -255,15 +343,25 @@ def _mpt(keys: ModelConfigReader, name: str) -> ModelShape:
 
 
 CONFIG_READERS: Final[Mapping[str, Callable[[ModelConfigReader, str], ModelShape]]] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3"), _llama),
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
+    **dict.fromkeys(("llama", "granite", "olmo2"), _llama),
+    **dict.fromkeys(("mistral", "phi3"), _mistral),
+    **dict.fromkeys(
+        ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3", "qwen3_vl_text"), _qwen
+    ),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text"), _qwen_moe),
     **dict.fromkeys(("llama4", "llama4_text"), _llama4),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _deepseek),
     "gemma": _gemma,
     "gemma2": _gemma2,
+    **dict.fromkeys(("gemma3", "gemma3_text"), _gemma3),
     "nemotron": _nemotron,
     "mixtral": _mixtral,
     "gpt_oss": _gpt_oss,
+    "phi": _phi,
+    "phimoe": _phimoe,
+    "starcoder2": _starcoder2,
+    "smollm3": _smollm3,
+    "glm4_moe": _glm4_moe,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "falcon": _falcon,

@@ -12,17 +12,18 @@ from typing import Final
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.machine import FactSource
-from phalanx.planner.cost.model_shape import LatentAttention, MixtureOfExperts, ModelShape
+from phalanx.planner.cost.model_shape import AttentionWindow, LatentAttention, MixtureOfExperts, ModelShape
 from phalanx.planner.facts.table import TableColumns, TableRow, read_named_records
 from phalanx.planner.facts.table_files import read_text, shipped_text
 from phalanx.planner.facts.validation import validate_model
 
 _MIXTURE_COLUMNS: Final = ("experts", "per_token", "expert_ffn", "shared_ffn", "dense_layers", "groups", "group_limit")
 _LATENT_COLUMNS: Final = ("query_rank", "kv_rank", "rope_dim", "value_dim")
+_WINDOW_COLUMNS: Final = ("window", "window_layers")
 _FLAG_COLUMNS: Final = ("gated", "tied", "positions", "biases", "norm_vectors")
 COLUMNS: Final = TableColumns(
     required=("name", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "published_parameters"),
-    optional=("aliases", *_FLAG_COLUMNS, *_MIXTURE_COLUMNS, *_LATENT_COLUMNS, "note"),
+    optional=("aliases", *_FLAG_COLUMNS, *_MIXTURE_COLUMNS, *_LATENT_COLUMNS, *_WINDOW_COLUMNS, "note"),
 )
 # Suffixes of names that do not change the shape.
 _SUFFIXES: Final = re.compile(r"-(?:hf|base|instruct|chat|it|sft|v[0-9]+(?:\.[0-9]+)*)$")
@@ -86,6 +87,7 @@ def _entry(row: TableRow) -> ModelEntry:
         norm_vectors=row.integer("norm_vectors", least=1, default=1),
         mixture=_mixture(row),
         latent=_latent(row),
+        window=_window(row),
     )
     return ModelEntry(
         model=validate_model(model, f"{row.where} line {row.line}", BadFile),
@@ -119,6 +121,12 @@ def _latent(row: TableRow) -> LatentAttention | None:
         rope_dim=row.integer("rope_dim"),
         value_dim=row.integer("value_dim", least=1),
     )
+
+
+def _window(row: TableRow) -> AttentionWindow | None:
+    if not row.text("window"):
+        return None
+    return AttentionWindow(tokens=row.integer("window", least=1), layers=row.integer("window_layers", least=1))
 
 
 def find_model(text: str, *, models: Sequence[ModelEntry] | None = None, notes: list[str] | None = None) -> ModelShape:

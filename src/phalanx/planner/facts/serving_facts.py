@@ -1,4 +1,4 @@
-"""Read the facts of inference: coefficients of engines (`serving.csv`), and models whose attention has a window (`attention_windows.csv`)."""
+"""Read the facts of inference: coefficients of engines (`serving.csv`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from phalanx.planner.facts.coefficient_table import Coefficient
 from phalanx.planner.facts.table import TableColumns, read_rows
 from phalanx.planner.facts.table_files import shipped_text
 from phalanx.planner.serving.iteration_time import ServingSpeed
-from phalanx.planner.serving.replica import AttentionWindow
 
 DEFAULT_ENGINE: Final = "vllm"
 """The engine that `phalanx serve model` prefers."""
 _COLUMNS: Final = TableColumns(required=("scope", "name", "value", "meaning"), optional=("prior", "spread"))
-_WINDOWS: Final = TableColumns(required=("model", "window", "layers"))
 _SHARED: Final = frozenset({"physics", "spread"})
 
 
@@ -59,13 +57,3 @@ def find_serving_speed(engine: str) -> ServingSpeed:
         hint = suggestion(engine, known, f"known: {', '.join(sorted(known))}", form="{!r}")
         raise BadRequest(f"unknown inference engine {engine[:60]!r}", hint=hint)
     return known[engine]
-
-
-@cache
-def attention_windows() -> Mapping[str, AttentionWindow]:
-    """Return the models with sliding-window attention by name."""
-    rows = read_rows(shipped_text("attention_windows.csv"), "attention_windows.csv", _WINDOWS)
-    return {
-        row.text("model"): AttentionWindow(tokens=row.integer("window", least=1), layers=row.integer("layers", least=1))
-        for row in rows
-    }

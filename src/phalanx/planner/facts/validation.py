@@ -31,6 +31,9 @@ def validate_model(model: ModelShape, where: str, error_class: type[PhalanxError
     if model.latent is not None:
         for name, least in (("query_rank", 0), ("kv_rank", 1), ("rope_dim", 0), ("value_dim", 1)):
             _in_range(name, getattr(model.latent, name), WIDTH_MAX, where, error_class, least=least)
+    if model.window is not None:
+        _in_range("window", model.window.tokens, WIDTH_MAX, where, error_class)
+        _in_range("window_layers", model.window.layers, model.layers, where, error_class)
     return model
 
 

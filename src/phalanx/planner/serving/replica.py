@@ -27,21 +27,12 @@ PRODUCT_PRECISION: Final[Mapping[str, str]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionWindow:
-    """Sliding-window attention: `layers` of the model look back at most `tokens`."""
-
-    layers: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """A model with its precision when it answers. `weights` and `cache` are keys of `WEIGHT_BYTES` and `CACHE_BYTES`."""
 
     shape: ModelShape
     weights: str = "bf16"
     cache: str = "bf16"
-    window: AttentionWindow | None = None
 
     @property
     def head_parameters(self) -> int:
@@ -72,13 +63,15 @@ class ServedModel:
 
     def token_bytes(self, ranks: int = 1) -> float:
         """Bytes of keys and values that one more token adds on one of `ranks` tensor parallel ranks, in layers without a window."""
-        return self._layer_bytes(ranks) * (self.shape.layers - (0 if self.window is None else self.window.layers))
+        return self._layer_bytes(ranks) * (
+            self.shape.layers - (0 if self.shape.window is None else self.shape.window.layers)
+        )
 
     def context_bytes(self, tokens: float, ranks: int = 1) -> float:
         """Bytes of keys and values of one request with so many tokens, on one of `ranks` ranks."""
         whole = self.token_bytes(ranks) * tokens
-        if self.window is not None:
-            whole += self._layer_bytes(ranks) * self.window.layers * min(tokens, self.window.tokens)
+        if self.shape.window is not None:
+            whole += self._layer_bytes(ranks) * self.shape.window.layers * min(tokens, self.shape.window.tokens)
         return whole
 
     def _layer_bytes(self, ranks: int) -> float:

@@ -32,7 +32,7 @@ def compute_serving_plan(
     Raises:
         PhalanxError: as `parse_serving_inputs`.
     """
-    from phalanx.planner.facts.serving_facts import DEFAULT_ENGINE, attention_windows, find_serving_speed
+    from phalanx.planner.facts.serving_facts import DEFAULT_ENGINE, find_serving_speed
 
     asked = parse_serving_inputs(options, home=home, fleet=fleet)
     speed = replace(find_serving_speed(DEFAULT_ENGINE), graphs=float(asked.graphs))
@@ -42,7 +42,6 @@ def compute_serving_plan(
             shape=asked.shape,
             weights=precision,
             cache=asked.cache,
-            window=attention_windows().get(asked.shape.name),
         )
         sizers[precision] = [
             ServiceSizer(model, machine, layout, speed, asked.target)
@@ -257,7 +256,7 @@ def _served_notes(one: SizedService, asked: ServingInputs) -> list[str]:
     notes = []
     if one.model.weights == "int4":
         notes.append("no published row has 4-bit weights: their speed is computed, not compared")
-    if one.model.window is None and one.model.shape.latent is None and asked.target.prompt > 32_000:
+    if one.model.shape.window is None and one.model.shape.latent is None and asked.target.prompt > 32_000:
         notes.append("the longest published prompts have 20,000 tokens")
     if one.model.shape.mixture is not None:
         notes.append(

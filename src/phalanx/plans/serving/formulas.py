@@ -44,8 +44,8 @@ def _memory(sizer: ServiceSizer, one: SizedService, speed: ServingSpeed) -> Iter
     else:
         symbols, source = "L (r + p) b: the latent vector and its position", _MLA
         numbers = f"{shape.layers} x ({shape.latent.kv_rank} + {shape.latent.rope_dim}) x {size:g}"
-    if model.window is not None:
-        symbols += f"; {model.window.layers} layers keep at most {model.window.tokens:,} tokens"
+    if model.shape.window is not None:
+        symbols += f"; {model.shape.window.layers} layers keep at most {model.shape.window.tokens:,} tokens"
     yield Formula(
         name="KV cache per token",
         symbols=symbols,
