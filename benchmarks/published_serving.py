@@ -60,9 +60,7 @@ def _row(one: Mapping[str, str]) -> ServingRow:
     return ServingRow(
         source=one["run"],
         engine=one["engine"],
-        model=ServedModel(
-            shape=shape, weights=one["weights"], cache=one["kv"]
-        ),
+        model=ServedModel(shape=shape, weights=one["weights"], cache=one["kv"]),
         gpu=gpu_in_node(find_gpu(one["gpu"]), 8),
         layout=layout,
         kind=one["kind"],

@@ -230,6 +230,27 @@ def test_fsdp_over_all_gpus_stands_beside_the_best(typed):
     assert f"simple layout {simple['text']}: " in page
 
 
+def test_a_program_without_zero_3_stands_beside_its_simple_layout_too(typed):
+    _, out, _ = typed("llama-3-8b", "--gpus", "2xh100:8", "--stack", "megatron-core", "--json")
+    assert json.loads(out)["simple"]["layout"]["zero"] == 1
+
+
+@pytest.mark.parametrize("words", [(), ("--method", "lora"), ("--method", "dpo"), ("--method", "grpo")])
+def test_an_unstated_batch_divides_among_any_number_of_gpus(typed, words):
+    _, out, _ = typed("qwen3-0.6b", "--gpus", "h100:7", "--json", *words)
+    found = json.loads(out)
+    assert found["asked"]["global_batch"] % 7 == 0
+    assert found["simple"]["text"].startswith("fsdp=7")
+
+
+def test_nemo_rl_has_one_run_of_layers_in_a_stage_and_recomputes_all_or_nothing(typed):
+    _, out, _ = typed("llama-3-70b", "--gpus", "4xh100:8", "--method", "grpo", "--stack", "nemo-rl", "--json")
+    layouts = [one["layout"] for one in json.loads(out)["layouts"]]
+    assert layouts
+    assert {one["interleave"] for one in layouts} == {1}
+    assert {one["recompute"] for one in layouts} <= {"none", "full"}
+
+
 def test_a_simple_layout_that_does_not_fit_says_what_is_too_large(typed):
     _, out, _ = typed("llama-3-70b", "--gpus", "h100:8", "--json")
     simple = json.loads(out)["simple"]

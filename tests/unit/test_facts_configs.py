@@ -195,23 +195,39 @@ GLM = {
 
 PUBLISHED = {
     # parameters without vision towers and biases of queries, keys and values, as published with the checkpoints
-    "gemma3": (27.0e9, {
-        "model_type": "gemma3",
-        "vision_config": {"hidden_size": 1152},
-        "text_config": {
-            "model_type": "gemma3_text", "hidden_size": 5376, "intermediate_size": 21504, "num_attention_heads": 32,
-            "num_hidden_layers": 62, "num_key_value_heads": 16, "head_dim": 128, "sliding_window": 1024,
+    "gemma3": (
+        27.0e9,
+        {
+            "model_type": "gemma3",
+            "vision_config": {"hidden_size": 1152},
+            "text_config": {
+                "model_type": "gemma3_text",
+                "hidden_size": 5376,
+                "intermediate_size": 21504,
+                "num_attention_heads": 32,
+                "num_hidden_layers": 62,
+                "num_key_value_heads": 16,
+                "head_dim": 128,
+                "sliding_window": 1024,
+            },
         },
-    }),
-    "gemma3_text": (3.88e9, {
-        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
-    }),
+    ),
+    "gemma3_text": (
+        3.88e9,
+        {
+            "model_type": "gemma3_text",
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "sliding_window": 1024,
+        },
+    ),
     "phi": (2.78e9, config("phi", 32, 2560, 32, 32, 10240, 51200)),
     "phimoe": (41.9e9, config("phimoe", 32, 4096, 32, 8, 6400, 32064, num_local_experts=16, num_experts_per_tok=2)),
     "starcoder2": (7.17e9, config("starcoder2", 32, 4608, 36, 4, 18432, 49152, sliding_window=4096)),
     "smollm3": (3.08e9, config("smollm3", 36, 2048, 16, 4, 11008, 128256)),
     "glm4_moe": (106.9e9, config("glm4_moe", 46, 4096, 96, 8, 10944, 151552, head_dim=128, **GLM)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
@@ -230,10 +246,19 @@ def test_a_config_has_as_many_parameters_as_were_published(kind):
         (llama("qwen2", sliding_window=4096, use_sliding_window=True, max_window_layers=28), 4096, 4),
         (llama("gemma2", head_dim=256), 4096, 16),
         (PUBLISHED["gemma3"][1], 1024, 52),
-        (llama("qwen3", sliding_window=512, use_sliding_window=True, layer_types=["full_attention"] * 31 + ["sliding_attention"]), 512, 1),
+        (
+            llama(
+                "qwen3",
+                sliding_window=512,
+                use_sliding_window=True,
+                layer_types=["full_attention"] * 31 + ["sliding_attention"],
+            ),
+            512,
+            1,
+        ),
         (CASES["llama-4-maverick"], 8192, 36),
     ],
-)  # fmt: skip
+)
 def test_a_window_limits_the_layers_that_the_config_says(values, tokens, layers):
     window = model_from_config(values, "config.json", "x").window
     assert (window and window.tokens, window.layers if window else 0) == (tokens, layers)

@@ -271,8 +271,15 @@ def test_every_method_has_a_word_and_words_are_read_back():
         ({"method": "dpo", "group": "8"}, "group needs method grpo"),
         ({"prompt_tokens": "10"}, "in needs method grpo"),
         ({"method": "grpo", "group": "0"}, "group: '0' is not a positive integer"),
-        ({"method": "grpo", "group": "7"}, "global batch 512 is not divisible by groups of 7 answers"),
-        ({"method": "grpo", "updates": "3"}, "global batch 512 is not divisible by 3 updates"),
+        (
+            {"method": "dpo", "stack": "phalanx"},
+            "stack: phalanx trains on text only, not on answers that are compared (dpo)",
+        ),
+        (
+            {"method": "grpo", "group": "7", "global_batch": "512"},
+            "global batch 512 is not divisible by groups of 7 answers",
+        ),
+        ({"method": "grpo", "updates": "3", "global_batch": "512"}, "global batch 512 is not divisible by 3 updates"),
         ({"updates": "2"}, "updates needs method grpo"),
         ({"cuda_graphs": "maybe"}, "cuda-graphs: 'maybe' must be on or off"),
         ({"method": "grpo", "prompt_tokens": "-5"}, "in: '-5' is not a positive integer"),

@@ -12,7 +12,7 @@ from phalanx.planner.facts.machines import build_machine
 from phalanx.planner.facts.models import find_model
 from phalanx.planner.facts.serving_facts import find_serving_speed, serving_speeds
 from phalanx.planner.serving.batch_simulation import BatchSimulation, RequestLoad
-from phalanx.planner.serving.iteration_time import IterationTimer
+from phalanx.planner.serving.iteration_time import IterationTimer, matrix_rate
 from phalanx.planner.serving.replica import ReplicaLayout, ServedModel, cache_room_bytes, cache_tokens
 from phalanx.planner.serving.sizing import ServiceSizer, ServingTarget, candidate_layouts, percentile
 
@@ -108,6 +108,12 @@ def test_few_tokens_visit_few_experts():
 def test_an_unknown_precision_of_a_gpu_is_refused():
     with pytest.raises(KeyError):
         timer(weights="fp8", words="a100-80gb:8")
+
+
+def test_a_best_rate_of_either_16_bit_format_counts_before_a_peak():
+    h100 = gpu()
+    assert "fp16" not in h100.best_flops
+    assert matrix_rate(h100, SPEED, "fp16") == matrix_rate(h100, SPEED, "bf16") < h100.flops["fp16"]
 
 
 def test_one_user_waits_for_one_prompt_and_then_for_each_token():
@@ -314,6 +320,10 @@ def test_too_few_gpus_are_said_with_the_number_and_what_to_ask(typed):
         (("--serve", "--users", "5", "--method", "lora"), "--method and --serve exclude each other"),
         (("--serve", "--users", "5", "--precision", "fp32"), "precision: 'fp32' must be one of"),
         (("--serve", "--users", "5", "--precision", "fp8", "--gpus", "v100"), "does not support fp8"),
+        (
+            ("--serve", "--users", "5", "--precision", "bf16", "--gpus", "t4"),
+            "t4-16gb does not support bf16 (--precision fp16",
+        ),
         (("--serve", "--users", "5", "--gpus", "h1000"), "unknown GPU 'h1000'"),
         (("--serve", "--users", "5", "--gpus", "h100|a100:4"), "gpus"),
         (("--users", "5", "--gpus", "h100:8"), "--users needs --serve"),
@@ -326,6 +336,21 @@ def test_nonsense_gets_one_line(typed, words, said):
     assert out == ""
     assert said in err
     assert err.count("phalanx: error:") == 1
+
+
+def test_a_gpu_without_bf16_serves_16_bits_as_fp16(typed):
+    code, out, _ = typed("llama-3.2-1b", "--serve", "--users", "5", "--gpus", "t4")
+    assert code == 0
+    assert "fp16 weights" in out
+    assert "bf16 weights" not in out
+    assert "t4-16gb has no bf16: the engine needs --dtype half" in out
+
+
+def test_very_long_prompts_are_sized_from_fewer_requests():
+    long = sizer("llama-3-8b", 1, prompt=1_000_000, answer=100, users=4, ttft_s=1e4)
+    assert long.batch_max < 1
+    held = sizer("gemma-2-2b", 1, prompt=400_000, answer=100, users=100, ttft_s=1e5)
+    assert held.size().replicas >= 1
 
 
 def test_positions_bound_the_length(typed):

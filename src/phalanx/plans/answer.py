@@ -40,7 +40,7 @@ from phalanx.plans.records import (
     ShownRollout,
     ShownSamples,
 )
-from phalanx.plans.request import PlanInputs, format_price, parse_plan_inputs
+from phalanx.plans.request import PlanInputs, batch_grain, format_price, parse_plan_inputs
 
 GB: Final = 1e9
 
@@ -306,5 +306,5 @@ def _method(question: PlanInputs) -> str:
 
 def _divisible(question: PlanInputs) -> int:
     """Return the next larger global batch that is divisible by the number of GPUs, and by the answers to a prompt."""
-    grain = math.lcm(question.machine.gpus, 1 if question.answers is None else question.answers.group)
+    grain = batch_grain(question.machine.gpus, question.answers)
     return -(-question.global_batch // grain) * grain

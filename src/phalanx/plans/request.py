@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -135,7 +136,8 @@ def parse_plan_inputs(
     named = None if not options["stack"] else find_stack(options["stack"])
     precision = _precision(options["precision"], layout, options["layout"], machine, named)
     counted = seq if samples is None else max(1, round(samples.tokens))
-    batch = _batch(options["global_batch"], counted, objective, method, layout, notes)
+    grain = batch_grain(machine.gpus, answers)
+    batch = _batch(options["global_batch"], counted, objective, method, layout, grain, notes)
     if answers is not None and batch % answers.group:
         raise BadRequest(
             f"global batch {batch} is not divisible by groups of {answers.group} answers",
@@ -189,7 +191,13 @@ def _stack(
     from phalanx.planner.facts.coefficient_table import default_stack, find_stack
 
     if text:
-        return find_stack(text)
+        stack = find_stack(text)
+        if objective is not Objective.CROSS_ENTROPY and not stack.compares:
+            raise BadRequest(
+                f"stack: {stack.name} trains on text only, not on answers that are compared ({objective.value})",
+                hint="use --stack transformers, verl or nemo-rl",
+            )
+        return stack
     return default_stack(
         model,
         precision,
@@ -284,19 +292,38 @@ def _seq(text: object, model: ModelShape) -> int:
     return seq
 
 
+def batch_grain(gpus: int, answers: WrittenAnswers | None) -> int:
+    """Return what a batch must be a multiple of, so that it divides among the GPUs in each update, and into the answers to a prompt."""
+    return gpus if answers is None else math.lcm(gpus * answers.updates, answers.group)
+
+
+def _batch_default(default: int, grain: int) -> int:
+    """Return the next multiple of `grain`; the default itself where answers to a prompt or updates make the step much larger."""
+    batch = -(-default // grain) * grain
+    return batch if batch <= 2 * default else default
+
+
 def _batch(
-    text: object, seq: int, objective: Objective, method: TrainingMethod, layout: Layout | None, notes: list[str]
+    text: object,
+    seq: int,
+    objective: Objective,
+    method: TrainingMethod,
+    layout: Layout | None,
+    grain: int,
+    notes: list[str],
 ) -> int:
-    """Return the given sequences per step, else those of the given layout, else the default."""
+    """Return the given sequences per step, else those of the given layout, else the next multiple of `grain` from the default on."""
     if text is not None:
         return parse_count(text, what="global-batch")
     if layout is not None and (layout.micro_batches > 1 or layout.micro_batch > 1):
         return layout.global_batch
     if objective is not Objective.CROSS_ENTROPY:
-        batch, what = SAMPLES_DEFAULT[objective]
+        default, what = SAMPLES_DEFAULT[objective]
+        batch = _batch_default(default, grain)
         notes.append(f"global batch not stated: {batch} {what}")
         return batch
-    batch = ADAPTER_BATCH_DEFAULT if method is not TrainingMethod.FULL else max(1, BATCH_DEFAULT_TOKENS // seq)
+    default = ADAPTER_BATCH_DEFAULT if method is not TrainingMethod.FULL else max(1, BATCH_DEFAULT_TOKENS // seq)
+    batch = -(-default // grain) * grain
     notes.append(f"global batch not stated: {batch} sequences = {format_tokens(batch * seq)} tokens per step")
     return batch
 

@@ -132,6 +132,8 @@ class Stack:
         experts: supports expert parallelism.
         splits: supports tensor, context and pipeline parallelism.
         splits_tied: supports tensor and pipeline parallelism for a model whose output shares the input embedding.
+        interleaves: supports several runs of layers per pipeline stage.
+        compares: trains on answers that are compared or rewarded too (DPO, GRPO), not only on text.
         whole_logits: with tensor parallel, every rank computes the loss over the whole vocabulary.
         spread: standard deviation of the logarithm of its step times, in addition to the spreads of the items.
     """
@@ -191,6 +193,8 @@ class Stack:
     experts: bool = True
     splits: bool = True
     splits_tied: bool = True
+    interleaves: bool = True
+    compares: bool = True
     whole_logits: bool = False
     spread: float = 0.1
     source: str = ""

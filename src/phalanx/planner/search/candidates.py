@@ -102,7 +102,12 @@ def enumerate_recomputations(request: LayoutRequest) -> Iterator[Recompute]:
 def enumerate_interleavings(request: LayoutRequest, split: ParallelDegrees, steps: int) -> Iterator[int]:
     """Yield numbers of runs per stage. Megatron's schedule needs a multiple of the number of stages as micro-batches."""
     yield 1
-    if split.pipeline == 1 or steps % split.pipeline or request.model.layers % split.pipeline:
+    if (
+        not request.stack.interleaves
+        or split.pipeline == 1
+        or steps % split.pipeline
+        or request.model.layers % split.pipeline
+    ):
         return
     per_stage = request.model.layers // split.pipeline
     runs = [run for run in divisors(per_stage) if 1 < run <= RUNS_MAX]

@@ -1,4 +1,7 @@
-"""The layout that everyone knows: samples and states sharded over all devices (`fsdp=N`), to stand beside the best one."""
+"""The layout that everyone knows: samples and states sharded over all devices (`fsdp=N`), to stand beside the best one.
+
+A program without ZeRO 3 shards what it can: Megatron's distributed optimizer only the states.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,31 @@ from phalanx.planner.search.evaluation import evaluate_layout, step_time_calcula
 from phalanx.planner.search.explanations import explain_misfit, explain_slower
 from phalanx.planner.search.request import EvaluatedLayout, LayoutRequest
 
-_ZERO = 3  # parameters, gradients and optimizer states
-
 
 def simple_layout(request: LayoutRequest, best: EvaluatedLayout | None) -> EvaluatedLayout | None:
     """Return `fsdp=N` over all devices with the micro-batch and recomputation that make it fastest, or if none fits, smallest.
 
-    `why` compares it with `best`, or says why it does not fit. None for one device, for a stack without ZeRO 3, or if the global batch
+    `why` compares it with `best`, or says why it does not fit. None for one device, or if the global batch
     cannot be divided among the devices.
     """
     gpus = request.machine.gpus
-    if gpus == 1 or _ZERO not in request.stack.zeros or request.global_batch % gpus:
+    if gpus == 1 or request.global_batch % gpus:
         return None
+    zero = max(request.stack.zeros)
     split = ParallelDegrees(tensor=1, pipeline=1, context=1, expert=1, data=gpus)
     costs = step_time_calculator(request)
     fitting: list[EvaluatedLayout] = []
     large: list[EvaluatedLayout] = []
     for size in enumerate_micro_batches(request, split):
         for again in enumerate_recomputations(request):
-            layout = build_layout(split, request=request, zero=_ZERO, shard=gpus, replicate=1, micro_batch=size)
+            layout = build_layout(
+                split,
+                request=request,
+                zero=zero,
+                shard=gpus if zero else 1,
+                replicate=1 if zero else gpus,
+                micro_batch=size,
+            )
             layout = layout if again is Recompute.NONE else replace(layout, recompute=again)
             found = evaluate_layout(request, layout, costs=costs)
             (fitting if found.memory.free_bytes >= 0.0 and not found.exceeds_host else large).append(found)

@@ -184,9 +184,11 @@ def matrix_rate(gpu: Gpu, speed: ServingSpeed, precision: str) -> float:
     Raises:
         KeyError: the GPU does not have the precision.
     """
-    for name in (precision, {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision)):
+    names = (precision, {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision))
+    for name in names:  # the same circuits compute both: a best rate of either counts before the peak of one
         if gpu.best_flops.get(name):
             return gpu.best_flops[name] * speed.matmul_share
+    for name in names:
         if gpu.flops.get(name):
             return gpu.flops[name] * speed.untuned_share * speed.matmul_share
     raise KeyError(precision)

@@ -26,6 +26,8 @@ ANSWER_SPREAD = 0.5
 USERS_PER_REPLICA_MAX = 1024  # more are more replicas: vLLM runs 1,024 requests at once at most (--max-num-seqs)
 _ROUNDS = 4  # answers per user in a simulation; the first is not counted
 _REQUESTS_MIN, _REQUESTS_MAX = 60, 3000
+_READS_MAX = 20_000  # iterations that read prompts, in one simulation: of very long prompts fewer are simulated
+_READERS_REQUESTS = 400  # in a simulation of reading
 _READERS_MORE = 32  # replicas that read, beyond the fewest that keep up
 _BUSY_MAX = 0.95  # share of its time that a replica reads
 
@@ -209,13 +211,18 @@ class ServiceSizer:
             users=users,
             prompt=target.prompt,
             answer=target.answer,
-            requests=max(_REQUESTS_MIN, min(_ROUNDS * users, _REQUESTS_MAX)),
+            requests=self._requests(min(_ROUNDS * users, _REQUESTS_MAX)),
             answer_spread=ANSWER_SPREAD,
             think_s=target.think_s,
             start_s=cycle,
             read_elsewhere=split,
         )
         return BatchSimulation(self.timer, load, cache_tokens=self.tokens).run()
+
+    def _requests(self, wanted: int) -> int:
+        """Return how many requests to simulate: as wanted, but fewer of prompts that take many iterations."""
+        most = int(_READS_MAX // math.ceil(self.target.prompt / self.speed.chunk))
+        return max(_REQUESTS_MIN, min(wanted, most))
 
     def _share(self, replicas: int) -> int:
         return -(-self.target.users // replicas)
@@ -244,12 +251,13 @@ class ServiceSizer:
         """Return the 50th and 95th percentile of reading a prompt at this rate of random arrivals; None if it cannot keep up."""
         if rate * self._reading_s() > _BUSY_MAX:
             return None
+        requests = self._requests(_READERS_REQUESTS)
         load = RequestLoad(
-            users=400,
+            users=requests,
             prompt=self.target.prompt,
             answer=1,
-            requests=400,
-            start_s=400 / rate,
+            requests=requests,
+            start_s=requests / rate,
             again=False,
         )
         times = sorted(BatchSimulation(self.timer, load, cache_tokens=math.inf).run().ttft_s)

@@ -44,12 +44,20 @@ def compute_serving_plan(
             cache=asked.cache,
         )
         sizers[precision] = [
-            ServiceSizer(model, machine, layout, speed, asked.target)
+            ServiceSizer(_served_as(model, machine), machine, layout, speed, asked.target)
             for machine in asked.machines
             if _supports(machine, precision)
             for layout in candidate_layouts(model, machine)
         ]
     return _answer(asked, speed, sizers, top=options["top"])
+
+
+def _served_as(model: ServedModel, machine: Machine) -> ServedModel:
+    """Return the model as this machine can serve it: GPUs without bf16 serve 16-bit weights as fp16."""
+    if "bf16" in machine.gpu.flops:
+        return model
+    weights, cache = ("fp16" if name == "bf16" else name for name in (model.weights, model.cache))
+    return replace(model, weights=weights, cache=cache)
 
 
 def _supports(machine: Machine, precision: str) -> bool:
@@ -254,6 +262,8 @@ def _other(one: ServedLayout) -> str:
 
 def _served_notes(one: SizedService, asked: ServingInputs) -> list[str]:
     notes = []
+    if not asked.asked_precision and "bf16" not in one.machine.gpu.flops:
+        notes.append(f"{one.machine.gpu.name} has no bf16: the engine needs --dtype half for weights in bf16")
     if one.model.weights == "int4":
         notes.append("no published row has 4-bit weights: their speed is computed, not compared")
     if one.model.shape.window is None and one.model.shape.latent is None and asked.target.prompt > 32_000:

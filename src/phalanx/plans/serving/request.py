@@ -79,10 +79,14 @@ def parse_serving_inputs(
         raise BadRequest(f"in: {shape.name} has position vectors for {shape.positions} positions")
     precisions, cache = _precisions(options)
     machines, gpus_max = _machines(options, home, fleet, notes)
-    able = tuple(one for one in machines if _has(one, precisions[0]))
+    asked_precision = options["precision"] is not None
+    able = tuple(one for one in machines if _has(one, precisions[0], exact=asked_precision))
     if not able:
         names = ", ".join(one.gpu.name for one in machines)
-        raise BadRequest(f"precision: {names} does not support {precisions[0]}", hint="--precision int4, or other GPUs")
+        other = "fp16" if precisions[0] == "bf16" else "int4"
+        raise BadRequest(
+            f"precision: {names} does not support {precisions[0]}", hint=f"--precision {other}, or other GPUs"
+        )
     graphs = parse_switch(options.get("cuda_graphs"), what="cuda-graphs") is not False
     if not graphs:
         notes.append("without CUDA graphs: start the engine with --enforce-eager")
@@ -94,7 +98,7 @@ def parse_serving_inputs(
         gpus_max=gpus_max,
         precisions=precisions,
         cache=cache,
-        asked_precision=options["precision"] is not None,
+        asked_precision=asked_precision,
         notes=tuple(dict.fromkeys(notes)),
         graphs=graphs,
     )
@@ -169,9 +173,12 @@ def _precisions(options: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
     return (word,), word if word in CACHE_BYTES and word != "fp8" else "bf16"
 
 
-def _has(machine: Machine, precision: str) -> bool:
+def _has(machine: Machine, precision: str, *, exact: bool) -> bool:
+    """Whether the GPU computes with this precision. Without `exact`, fp16 does for bf16; bf16 GPUs all have fp16."""
     product = PRODUCT_PRECISION[precision]
     known = machine.gpu.flops
+    if precision == "bf16" and exact:
+        return "bf16" in known
     return product in known or (product in ("bf16", "fp16") and ("bf16" in known or "fp16" in known))
 
 
