@@ -96,7 +96,7 @@ class Stack:
             optimizer states with the master copy.
         moment_bytes: of the states, what the moments take.
         shard_copy_bytes: with sharded parameters (ZeRO 3), stored per parameter beside the master copy of the optimizer.
-        live_parameters: parameters that ZeRO 3 keeps gathered, if these are more than two layers.
+        live_parameters: parameters that ZeRO 3 keeps gathered beside those in use, which with the output can be more than two layers.
         keeps_ends_gathered: embeddings and output are one sharded unit, which stays gathered from the forward to the end of the backward pass.
         step_bytes: allocated per updated parameter while the optimizer runs: flat and 32-bit copies of gradients, intermediate results.
         step_parameters: parameters that the optimizer updates at once; all where 0.

@@ -197,8 +197,9 @@ def _put_parameters(items: dict[MemoryItem, float], task: TrainingTask, layout: 
     # FSDP stores sharded parameters in the precision of the optimizer; they are the master copy, counted in `state_bytes`.
     stored = shared * (base if frozen else stack.shard_copy_bytes)
     at_once = 2.0 * layer_parameters(model, layout).total  # the running layer and the layer being gathered
-    if on_host or layout.shard * layout.context > 1:
-        at_once = max(at_once, min(stack.live_parameters, here))
+    if stack.live_parameters and (on_host or layout.shard * layout.context > 1):
+        # The output is gathered whole beside those that are kept.
+        at_once = max(at_once, min(stack.live_parameters + model.vocab * model.hidden / layout.tensor, here))
     each: float = activation_bytes(layout.precision)
     if task.method is TrainingMethod.QLORA:
         each = PACKED_FORMATS[stack.packing].weight_bytes
