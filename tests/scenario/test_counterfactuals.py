@@ -195,6 +195,24 @@ def test_least_priority_that_starts_it():
     assert ("priority", "priority 2") in found.told
 
 
+@pytest.mark.parametrize(
+    ("ran_s", "text"),
+    [
+        (61.0, ["set priority 1 instead of 0"]),
+        (12.5, ["set priority 1 instead of 0, which starts it in 48 s"]),
+    ],
+)
+def test_priority_that_helps_within_a_minute_is_offered_with_the_time(ran_s, text):
+    """Found live: the guaranteed run of the job in the way had 48 s left, and why offered only to wait for its end."""
+    policy = PolicySettings(parameters=PolicyParameters(run_min_s=1e9, allow_moves=False))
+    runs = [(job("low", gpus=4), "n0:0,1,2,3", ran_s)]
+    found = Asked(snapshot("r0: n0=4", runs, [job("x", gpus=4)]), policy=policy)
+    assert [change.text for change in found.changes if change.key == "priority"] == text
+    longer = PolicySettings(parameters=PolicyParameters(run_min_s=1e9, run_min_by_right_s=600.0, allow_moves=False))
+    later = Asked(snapshot("r0: n0=4", [(job("low", gpus=4), "n0:0,1,2,3", 12.5)], [job("x", gpus=4)]), policy=longer)
+    assert not [change for change in later.changes if change.key == "priority"]
+
+
 def test_held_queue_closed_and_begin():
     assert Asked(snapshot(TWO, (), [job("x", gpus=4, held=True)])).told == [("release", "release job x")]
     assert Asked(snapshot(TWO, (), [job("x", gpus=4, begin_s=T + 60.0)])).told == [("begin", "begin now")]

@@ -1,6 +1,7 @@
 """Which changes would start a waiting job now: the smallest ones, each verified by scheduling the changed state.
 
-A change is only reported if the job starts in a plan made with it. Candidates are filtered on the board of the present state first, since
+A change is only reported if the job starts in a plan made with it, or soon after: a priority may have to wait for the end of a guaranteed run,
+and then says how long. Candidates are filtered on the board of the present state first, since
 a trial costs a whole board. The smallest change costs the owner least: a release before a shorter limit, another shape before fewer GPUs,
 the job's own changes before those of an operator; waiting for other jobs is always included if it helps.
 """
@@ -20,11 +21,12 @@ from phalanx.core.fleet.summary import model_fits
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
 from phalanx.core.resources import GPUS, Resources, quantity_text
-from phalanx.core.scheduling.board_records import JobEntry
+from phalanx.core.scheduling.board_records import JobEntry, StopReason
 from phalanx.core.scheduling.estimates.device_speeds import SpeedSource, speed_ratio_text
 from phalanx.core.scheduling.outlook.blockers import find_blockers
 from phalanx.core.scheduling.outlook.forecast import Forecast
 from phalanx.core.scheduling.outlook.what_if import Trial, modified_snapshot, what_if
+from phalanx.core.scheduling.policy import NO_LATER_STOPS
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.units import format_duration
@@ -37,6 +39,7 @@ from phalanx.core.work.spec import LaunchMode
 
 CHANGES_MAX: Final = 5  # changes reported
 WAITED_JOBS_MAX: Final = 16  # jobs to wait for that are reported as a change; if there are more, see `blockers`
+SOON_S: Final = 60.0  # a change that starts the job within this time is suggested too
 PRIORITY_MAX: Final = 10_000  # the limit for a job's priority (core.work.job_file.request)
 TIME_LIMIT_MARGIN_S: Final = 120.0  # a suggested time limit ends this long before the reserved time begins
 _WAITS_OUTSIDE_QUEUE: Final = (
@@ -98,8 +101,11 @@ class SuggestedChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
+    """`tried`: it is known to start the job."""
+
     change: SuggestedChange
     seen: Snapshot
+    tried: bool = False
 
 
 class CounterfactualSearch:
@@ -148,7 +154,7 @@ class CounterfactualSearch:
             for candidate in candidates():
                 if len(found) >= CHANGES_MAX or not self._has_time():
                     return found
-                if self._starts(candidate.seen):
+                if candidate.tried or self._starts(candidate.seen):
                     found.append(candidate.change)
                     break  # at most one change of each kind
         return found
@@ -289,7 +295,7 @@ class CounterfactualSearch:
                 )
 
     def _priority(self) -> Iterator[_Candidate]:
-        """The least priority that starts it, by binary search over the ranks of other jobs."""
+        """The least priority that starts it now, or else within SOON_S, by binary search over the ranks of other jobs."""
         entry = self.entry
         if entry is None or self.reason not in (
             WaitReasonCode.PRIORITY,
@@ -302,26 +308,43 @@ class CounterfactualSearch:
         others = {other.job_class.rank for group in (board.waiting, board.running) for other in group.values()}
         steps = sorted(own + rank + 1 - entry.job_class.rank for rank in others if rank >= entry.job_class.rank)
         steps = [step for step in steps if step <= PRIORITY_MAX]
-        low, high = 0, len(steps) - 1
-        if not steps or not self._starts(self._with_priority(steps[high])):
+        if not steps:
             return
+        delays = {steps[-1]: self._delay_with_priority(steps[-1])}
+        best_s = delays[steps[-1]]
+        if best_s is None:
+            return
+        low, high = 0, len(steps) - 1
         while low < high and self._has_time():
             middle = (low + high) // 2
-            if self._starts(self._with_priority(steps[middle])):
+            delay_s = delays[steps[middle]] = self._delay_with_priority(steps[middle])
+            if delay_s is not None and (best_s > 0.0 or delay_s == 0.0):
                 high = middle
             else:
                 low = middle + 1
         step = steps[high]
-        yield self._candidate(
-            ChangeKind.PRIORITY,
-            f"set priority {step} instead of {own}",
-            "priority",
-            step,
-            self._with_spec(priority=step),
-        )
+        delay_s = delays[step] or 0.0
+        later = f", which starts it in {format_duration(delay_s)}" if delay_s else ""
+        text = f"set priority {step} instead of {own}{later}"
+        candidate = self._candidate(ChangeKind.PRIORITY, text, "priority", step, self._with_spec(priority=step))
+        yield replace(candidate, tried=True)
 
-    def _with_priority(self, priority: int) -> Snapshot:
-        return modified_snapshot(self.snapshot, job=self._with_spec(priority=priority))
+    def _delay_with_priority(self, priority: int) -> float | None:
+        """After how long it starts with this priority: 0 for now, at most SOON_S until guaranteed runs end; None if it does not."""
+        self.trials += 1
+        snapshot = modified_snapshot(self.snapshot, job=self._with_spec(priority=priority))
+        trial = what_if(snapshot, self._live, self.scheduler.order_rules)
+        try:
+            if trial.starts(self.job.id):
+                return 0.0
+            entry, now_s = trial.scheduler.entries.get(self.job.id), trial.scheduler.now_s
+            later = NO_LATER_STOPS if entry is None else trial.scheduler.policy.later_stops(entry, now_s)
+            if not later.jobs or later.reason is not StopReason.PRIORITY:
+                return None
+            delay_s = max(other.placed_s for other in later.jobs) + later.after_s - now_s
+            return float(max(1, ceil(delay_s))) if delay_s <= SOON_S else None
+        finally:
+            trial.release()
 
     def _fewer(self) -> Iterator[_Candidate]:
         """The most GPUs that fit now."""
