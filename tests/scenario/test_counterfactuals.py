@@ -199,7 +199,7 @@ def test_least_priority_that_starts_it():
     ("ran_s", "text"),
     [
         (61.0, ["set priority 1 instead of 0"]),
-        (12.5, ["set priority 1 instead of 0, which starts it in 48 s"]),
+        (12.5, ["set priority 1 instead of 0, which starts it in 48s"]),
     ],
 )
 def test_priority_that_helps_within_a_minute_is_offered_with_the_time(ran_s, text):
