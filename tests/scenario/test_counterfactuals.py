@@ -242,6 +242,27 @@ def test_shorter_limit_ends_before_the_nodes_are_set_aside():
     assert Asked(seen).told[0] == ("time", "time 58m")
 
 
+@pytest.mark.parametrize(
+    ("window", "start_s"),
+    [
+        ({"start_s": T - 60.0, "end_s": T + 300.0}, 300.0),  # now
+        ({"start_s": T + 60.0, "end_s": T + 300.0}, 300.0),  # soon: it would still run then
+    ],
+)
+def test_a_job_kept_out_by_a_reservation_starts_at_its_end(window, start_s):
+    """Found live: the time was unknown for a job without a limit on the other node, and nothing was offered."""
+    kept = Reservation(id="w", nodes=("n1",), why="upkeep", by="op", **window)
+    seen = snapshot(TWO, [(job("a", gpus=4), "n0:0,1,2,3", 30.0)], [job("x", gpus=4)], reservations=[kept])
+    found = Asked(seen)
+    assert found.range_s == (0.0, start_s)
+    assert found.search.blockers == ["a"]
+    assert found.told[-1] == ("wait", "")
+    elsewhere = snapshot(
+        TWO, [(job("a", gpus=4), "n0:0,1,2,3", 30.0)], [job("x", gpus=4, exclude=("n1",))], reservations=[kept]
+    )
+    assert Asked(elsewhere).expected.latest_s is None, "the reserved node is none of its own"
+
+
 def test_node_taken_back_into_work():
     fleet = make_fleet(TWO)
     cordon = Cordon(by="op", why="disk", since_s=T, drain=True)

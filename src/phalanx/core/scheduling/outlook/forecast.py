@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from phalanx.core.resources import GPUS, quantity
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.estimates.run_time_prediction import RunTimePrediction, RunTimePredictor, traits_of
 from phalanx.core.scheduling.needs import Need
+from phalanx.core.scheduling.node_bitsets import bitset_of
 from phalanx.core.scheduling.outlook.slice_times import slices_free_at_s
 from phalanx.core.scheduling.outlook.what_if import Trial
 from phalanx.core.work.attempt import AttemptState
@@ -161,7 +163,8 @@ class Forecast:
                 needs = [need for need in admitted if need.milli and not (need.share_milli or need.mig_profile)]
                 if needs:
                     times = self._times(needs[0], high=True) if times is None else times
-                    start_s = min(self._place(times, need, klass.excluded)[0] for need in needs)
+                    returning = self._returning_nodes(entry)
+                    start_s = min(self._place(times, need, klass.excluded, returning)[0] for need in needs)
                     last_s = max(start_s, self._admitted(entry)[1])
                     self._place_ahead(times, entry)
                 else:
@@ -323,6 +326,7 @@ class Forecast:
             found = entry is not None and self.trial.scheduler.board.find(entry) is not None
             return 0.0, 0.0 if found else NEVER, "it needs no GPUs: CPUs, memory and extras are not forecast"
         excluded = 0 if entry is None else entry.job_class.excluded
+        returning = 0 if entry is None else self._returning_nodes(entry)
         if entry is not None:  # quotas may allow only the smaller alternatives
             board = self.trial.scheduler.board
             needs = [need for need in needs if board.admits_need(entry.job_class, need)] or needs
@@ -334,19 +338,17 @@ class Forecast:
         for share in dict.fromkeys((need.share_milli, need.share_group) for need in needs):
             alike = [need for need in needs if (need.share_milli, need.share_group) == share]
             times = self._times(alike[0], high=False)
-            early = min(early, *(self._place(times, need, excluded)[0] for need in alike))
+            early = min(early, *(self._place(times, need, excluded, returning)[0] for need in alike))
             times = self._times(alike[0], high=True)
             for other in ahead[:JOBS_AHEAD_MAX]:
                 self._place_ahead(times, other)
-            late = min(late, *(self._place(times, need, excluded)[0] for need in alike))
+            late = min(late, *(self._place(times, need, excluded, returning)[0] for need in alike))
         if len(ahead) > JOBS_AHEAD_MAX:
             return early, NEVER, f"{len(ahead)} jobs are ahead of it"
         if late < NEVER:
             return early, late, ""
         needs = [*slices, *needs]
-        job = None if entry is None else self.trial.snapshot.jobs.get(self.trial.scheduler.job_id_by_seq[entry.seq])
-        left_out = 0 if job is None else self.trial.scheduler.fleet_index.left_out_by(job.spec)
-        return early, late, self._unknown_end(needs, excluded, reserved=excluded & ~left_out)
+        return early, late, self._unknown_end(needs, excluded, reserved=returning)
 
     def _slice_capacity(self, needs: Sequence[Need], excluded: int, ahead: Sequence[JobEntry]) -> tuple[float, float]:
         """When the MIG slices are free. Jobs ahead for slices of the same kinds get theirs first, in the later bound."""
@@ -403,6 +405,27 @@ class Forecast:
             for number in numbers.get(node_id, ())
         ]
 
+    @cached_property
+    def _reservation_ends_s(self) -> dict[int, float]:
+        """When the last reservation of each node that has one ends, in seconds from now."""
+        numbers = self.trial.scheduler.fleet_index.numbers_of_node
+        ends: dict[int, float] = {}
+        for one in self.trial.snapshot.reservations.values():
+            for node_id in one.nodes:
+                for number in numbers.get(node_id, ()):
+                    ends[number] = max(ends.get(number, 0.0), one.end_s - self.now_s)
+        return ends
+
+    def _returning_nodes(self, entry: JobEntry) -> int:
+        """The nodes, as a bitset, from which only reservations keep the job away, now or for a time when it could still run."""
+        excluded = entry.job_class.excluded
+        if not excluded or not self._reservation_ends_s:
+            return 0
+        job = self.trial.snapshot.jobs.get(self.trial.scheduler.job_id_by_seq[entry.seq])
+        if job is None:
+            return 0
+        return excluded & bitset_of(self._reservation_ends_s) & ~self.trial.scheduler.fleet_index.left_out_by(job.spec)
+
     def jobs_ahead(self, entry: JobEntry) -> list[JobEntry]:
         """The jobs ahead of it in line."""
         mine = (-entry.job_class.rank, entry.submit_s, entry.seq)
@@ -418,7 +441,7 @@ class Forecast:
         if not other.job_class.gpus or other.job_class.needs[0].mig_profile:
             return
         need = other.job_class.needs[0]
-        start_s, nodes = self._place(times, need, other.job_class.excluded)
+        start_s, nodes = self._place(times, need, other.job_class.excluded, self._returning_nodes(other))
         if start_s == NEVER:
             return
         end_s = start_s + self.remaining_time(other).high_s
@@ -431,17 +454,20 @@ class Forecast:
             times[number, :count] = end_s
             times[number].sort()
 
-    def _place(self, times: Times, need: Need, excluded: int) -> tuple[float, list[int]]:
-        """When and where enough nodes have enough devices free."""
+    def _place(self, times: Times, need: Need, excluded: int, returning: int = 0) -> tuple[float, list[int]]:
+        """When and where enough nodes have enough devices free. `returning`: of the excluded nodes, those that it may use after reservations."""
         board = self.trial.scheduler.board
         if need.others:
-            return self._place_roles(times, need, excluded)
+            return self._place_roles(times, need, excluded, returning)
         kind = np.array(board.pool_of_node)
         free_s = times[:, need.node_devices - 1] if need.node_devices else 0.0  # CPUs are not forecast
         ready = np.where(np.isin(kind, need.kinds), free_s, NEVER)
-        closed = excluded | need.excluded
+        closed = excluded & ~returning | need.excluded
         if closed:
             ready[[number for number in range(len(ready)) if closed >> number & 1]] = NEVER
+        for number, until_s in self._reservation_ends_s.items() if returning else ():
+            if returning >> number & 1:
+                ready[number] = max(ready[number], until_s)
         parts = need.parts
         if not (need.required and need.within >= 0):
             return _soonest(ready, parts)
@@ -453,12 +479,12 @@ class Forecast:
             best = min(best, (start_s, [int(inside[at]) for at in chosen]))
         return best
 
-    def _place_roles(self, times: Times, need: Need, excluded: int) -> tuple[float, list[int]]:
+    def _place_roles(self, times: Times, need: Need, excluded: int, returning: int) -> tuple[float, list[int]]:
         """The same for a gang with several roles: it starts when the last of them has its nodes."""
         latest_s, found = 0.0, list[int]()
         for role in need.roles:
             taken = self.trial.scheduler.board.nodes_of((number, 0) for number in found)
-            start_s, nodes = self._place(times, role, excluded | taken)
+            start_s, nodes = self._place(times, role, excluded | taken, returning & ~taken)
             if start_s == NEVER:
                 return NEVER, []
             latest_s, found = max(latest_s, start_s), found + nodes
