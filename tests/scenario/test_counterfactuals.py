@@ -257,6 +257,8 @@ def test_a_job_kept_out_by_a_reservation_starts_at_its_end(window, start_s):
     assert found.range_s == (0.0, start_s)
     assert found.search.blockers == ["a"]
     assert found.told[-1] == ("wait", "")
+    urgent = Asked(seen, policy=PolicySettings(parameters=PolicyParameters(run_min_s=1e9, allow_moves=False)))
+    assert next(one.text for one in urgent.changes) == "set priority 1 instead of 0, which starts it in 30s"
     elsewhere = snapshot(
         TWO, [(job("a", gpus=4), "n0:0,1,2,3", 30.0)], [job("x", gpus=4, exclude=("n1",))], reservations=[kept]
     )

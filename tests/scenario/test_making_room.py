@@ -309,7 +309,7 @@ def test_a_queue_below_has_the_least_stay_of_the_nearest_above():
 
 
 def reason(fleet, parameters=None, **wanted):
-    plan = plan_of(fleet.with_jobs(job("a", gpus=8, **wanted)), parameters=parameters or PolicyParameters())
+    plan = plan_of(fleet.with_jobs(job("a", **{"gpus": 8, **wanted})), parameters=parameters or PolicyParameters())
     assert lined(plan) == "a resources"
     return plan.waits[JobId("a")].detail
 
@@ -331,6 +331,17 @@ def test_elastic_shrinks_for_a_newcomer_before_anybody_stops():
     plan = plan_of(busy(THREE, WIDE).with_jobs(job("a", gpus=4)))
     assert lined(plan) == "e moves for a | a claimed"
     assert plan.stop("e").why == "moved to n0, n1 to make room for job a: an elastic job shrinks"
+
+
+def test_a_wait_for_an_elastic_job_to_give_nodes_back_says_how_long_it_stays():
+    """Found live: the only advice was to wait for the end of the job, which gave the node back ten seconds later."""
+    young = busy(
+        "r: n0=4 n1=4", ("e", "n0:0-3 n1:0-3", {"gpus": "1..2x4", "saves_on_stop": True, "for_s": 10, "moves": 1})
+    )
+    why = reason(young.with_queues(queue("default", min_stay_s=20.0)), gpus=4)
+    assert why.endswith("; it fits when job e gives nodes back, which may be 20s after a start or move")
+    least = busy("r: n0=4 n1=4", ("e", "n0:0-3 n1:0-3", {"gpus": "2..3x4", "saves_on_stop": True, "for_s": 10}))
+    assert "gives" not in reason(least.with_queues(queue("default", min_stay_s=20.0)), gpus=4)
 
 
 def test_elastic_shrinks_no_further_than_it_must_and_than_its_least():

@@ -300,6 +300,7 @@ class CounterfactualSearch:
         if entry is None or self.reason not in (
             WaitReasonCode.PRIORITY,
             WaitReasonCode.RESOURCES,
+            WaitReasonCode.RESERVATION,
             WaitReasonCode.TOPOLOGY,
         ):
             return

@@ -124,7 +124,7 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
     if throttle is not None and throttle.running >= throttle.running_max:
         return WaitReason(
             reason=WaitReasonCode.ARRAY_LIMIT,
-            detail=f"{throttle.running} elements of its array run; at most {throttle.running_max} may",
+            detail=f"of its array {throttle.running} element{'s run' if throttle.running != 1 else ' runs'}; at most {throttle.running_max} may",
         )
     refusal = board.refusal_of(klass)
     # If no device is free in the whole fleet, the quota is not the reason.
@@ -180,13 +180,16 @@ def _fair_users_text(board: Board, klass: JobClass) -> str:
 
 
 def _later_moves_text(scheduler: SchedulerView, entry: JobEntry) -> str:
-    """The jobs that make room by a move once they have stayed for long enough where they are; empty if moves make none."""
+    """The jobs that make room by a move, or by giving nodes back, once they have stayed for long enough; empty if that makes none."""
     moves = scheduler.policy.later_moves(entry, scheduler.now_s)
     if not moves:
         return ""
     named = _names_text([f"job {scheduler.job_id_by_seq[other.seq]}" for other, _ in moves])
     stay = format_duration(max(at_s - other.placed_s for other, at_s in moves))
-    return f"; it fits when {named} move{'s' * (len(moves) == 1)}, which may be {stay} after a start or move"
+    shrinks = all(other.need is not None and other.need.nodes_max and len(other.places) > 1 for other, _ in moves)
+    verb = "give" if shrinks else "move"
+    does = f"{verb}{'s' * (len(moves) == 1)}{' nodes back' if shrinks else ''}"
+    return f"; it fits when {named} {does}, which may be {stay} after a start or move"
 
 
 _RIGHTS: Final = {

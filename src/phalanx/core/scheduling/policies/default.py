@@ -574,12 +574,14 @@ class DefaultPolicy(Policy):
         """As in `Policy`: a search as in a round, but as if every job could move now. Cost: one row for each node; none on a large fleet."""
         board = self.board
         asked = min((need.gpus for need in entry.job_class.needs if need.gpus), default=0)
-        if (
-            not self.parameters.allow_moves
-            or not asked
-            or board.free_total < asked
-            or len(board.devices_of_node) > LATER_NODES_MAX
-        ):
+        if not asked or len(board.devices_of_node) > LATER_NODES_MAX:
+            return []
+        if board.elastic and board.admits(entry.job_class):
+            shrinks = self.victims.select_shrinks(entry, INFINITE) or []
+            waits = [(one.entry, at_s) for one in shrinks if (at_s := self.move_times.from_s(one.entry)) > now_s]
+            if waits:
+                return waits
+        if not self.parameters.allow_moves or board.free_total < asked:
             return []
         rank = entry.job_class.rank
         prices = DisplacementCosts(
