@@ -439,6 +439,12 @@ def time_limit_ns(member: LocalMember) -> int:
     return member.job_deadline_ns + int(member.prepare.spec.grace_s * NS_PER_S)
 
 
+def due_ns(member: LocalMember) -> int:
+    """Return when `check_timers` or `report_due_checkpoint` next has something to do; 0 for never."""
+    known = (member.timer_ns, time_limit_ns(member), member.checkpoint_reports.due_ns)
+    return min(filter(None, known), default=0)
+
+
 # ---------------------------------------------------------------------------------------------------------------- lease
 
 

@@ -103,6 +103,14 @@ class _Slot:
     member: LocalMember
     waiting: PrepareTasks | None = None
     pending_stops: set[GenerationId] = field(default_factory=set)
+    _timed: LocalMember | None = None
+    _due_ns: int = 0
+
+    def due_ns(self) -> int:
+        """Return when the member's next timer is due; 0 without one. Every step asks for every slot, so the answer is kept with its member."""
+        if self._timed is not self.member:
+            self._timed, self._due_ns = self.member, members.due_ns(self.member)
+        return self._due_ns
 
 
 class Supervisor:
@@ -126,6 +134,7 @@ class Supervisor:
         self._floor: OrderedDict[JobId, GenerationId] = OrderedDict()
         self._lease = Lease()
         self._published: tuple[MemberKey, ...] = ()
+        self._slots_changed = False
         self._ending = False
         self._out: list[SupervisorAction] = []
 
@@ -402,8 +411,9 @@ class Supervisor:
                 # A supervisor that never had a lease freezes what it prepares; no work is lost yet.
                 self._apply(slot, members.on_lease_expired(slot.member, self._lease.deadline_ns or now.ns, now))
                 asked = True
-            self._apply(slot, members.check_timers(slot.member, now))
-            self._apply(slot, members.report_due_checkpoint(slot.member, now))
+            if 0 < slot.due_ns() <= now.ns:
+                self._apply(slot, members.check_timers(slot.member, now))
+                self._apply(slot, members.report_due_checkpoint(slot.member, now))
         if asked:
             self._out.append(RenewLease())
         if self._ending and all(slot.member.phase is MemberPhase.STOPPED for slot in self._slots.values()):
@@ -415,16 +425,22 @@ class Supervisor:
             self._out.append(ExitSupervisor())
 
     def _next_wake_ns(self, now: StepClock) -> int | None:
-        due: list[int] = []
+        earliest_ns = 0
+        leased = False
         for slot in self._slots.values():
             member = slot.member
-            if member.phase is MemberPhase.STOPPED:
+            phase = member.phase
+            if phase is MemberPhase.STOPPED:
                 continue
-            limit_ns = members.time_limit_ns(member)
-            due += [when for when in (member.timer_ns, limit_ns, member.checkpoint_reports.due_ns) if when]
-            if not member.frozen_ns and member.phase not in members.LEASE_INDEPENDENT_PHASES:
-                due.append(self._lease.deadline_ns)
-        return max(now.ns, min(due)) if due else None
+            due_ns = slot.due_ns()
+            if due_ns and (due_ns < earliest_ns or not earliest_ns):
+                earliest_ns = due_ns
+            if not (leased or member.frozen_ns or phase in members.LEASE_INDEPENDENT_PHASES):
+                leased = True
+        if leased:
+            deadline_ns = self._lease.deadline_ns
+            earliest_ns = min(earliest_ns, deadline_ns) if earliest_ns else deadline_ns
+        return max(now.ns, earliest_ns) if leased or earliest_ns else None
 
     # -------------------------------------------------------------------------------------------------------- members
 
@@ -435,6 +451,7 @@ class Supervisor:
             return
         member, actions = members.begin(command, grant, now)
         self._slots[command.job_id] = _Slot(member=member)
+        self._slots_changed = True
         self._out += actions
 
     def _on_member_gone(self, slot: _Slot, drained: OutputDrained, now: StepClock) -> None:
@@ -462,6 +479,7 @@ class Supervisor:
         assert slot.member.phase is MemberPhase.STOPPED
         old = slot.member.key
         del self._slots[old.job_id]
+        self._slots_changed = True
         if old.epoch != waiting.epoch:
             self._out.append(RemoveScratch(job_id=old.job_id, epoch=old.epoch))
         self._begin(waiting, now)
@@ -471,6 +489,7 @@ class Supervisor:
         self._report_pending_stops(slot, now)
         self._raise_floor(key.job_id, GenerationId(key.epoch, _LAST))
         del self._slots[key.job_id]
+        self._slots_changed = True
         self._out.append(RemoveScratch(job_id=key.job_id, epoch=key.epoch))
 
     def _apply(self, slot: _Slot, transition: MemberTransition) -> None:
@@ -529,6 +548,9 @@ class Supervisor:
             self._floor.popitem(last=False)
 
     def _publish_members(self) -> None:
+        if not self._slots_changed:
+            return
+        self._slots_changed = False
         members_now = tuple(slot.member.key for slot in self._slots.values())
         if members_now != self._published:
             self._published = members_now
