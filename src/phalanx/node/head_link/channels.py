@@ -38,6 +38,7 @@ _RENEW_S: Final = 3.0  # the head answers from memory; a longer wait would delay
 _QUICK_S: Final = 1.0  # a longer round trip tells too little about the head's clock
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5  # longest delay until a restarted head is found
+_SPACING_S: Final = 0.005  # between two requests of a busy channel: what comes meanwhile travels together
 _IDLE_S: Final = 5.0  # an event ends this wait; so the thread also ends with its supervisor
 _OTHER_MACHINE: Final = "other_machine"  # controller.lives: another machine is registered for this node
 _OTHER_MACHINE_RETRY_S: Final = 2.0  # also the retry interval of a whole site after a restart
@@ -59,6 +60,21 @@ class Backoff:
     def reset(self) -> None:
         """Start again with the shortest pause, after a success."""
         self._pause_s = _PAUSE_FIRST_S
+
+
+class RequestSpacing:
+    """Keeps the starts of a channel's requests apart: one request carries what would else be several. A request after a pause starts at once."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def wait(self) -> None:
+        """Wait until another request may start, and count it as started."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            time.sleep(self._next_s - now_s)
+            now_s = self._next_s
+        self._next_s = now_s + _SPACING_S
 
 
 class Registrar:
@@ -218,7 +234,7 @@ class CommandPoller:
 
     def run(self) -> None:
         """Run until the supervisor ends."""
-        backoff = Backoff(self._ended)
+        backoff, spacing = Backoff(self._ended), RequestSpacing()
         registration = after = 0
         ids = ""
         while not self._ended.is_set():
@@ -230,6 +246,7 @@ class CommandPoller:
                     continue
                 registration, after = seen, registered.after
                 ids = urlencode({"head": registered.head_id, "supervisor": self._supervisor_id})
+            spacing.wait()
             try:
                 path = f"/v1/node/commands?after={after}&wait_s={POLL_S:g}&{ids}"
                 reply = wire.decode(
@@ -276,12 +293,14 @@ class EventSender:
 
     def run(self) -> None:
         """Run until the supervisor ends."""
-        backoff = Backoff(self._ended)
+        backoff, spacing = Backoff(self._ended), RequestSpacing()
         alone = False  # one event in a request, to find the one that the head rejects
         while not self._ended.is_set():
             with self._some:
                 if not self._outgoing:
                     self._some.wait(_IDLE_S)
+            spacing.wait()
+            with self._some:
                 batch = self._outgoing.batch(1) if alone else self._outgoing.batch()
             if not batch:
                 continue

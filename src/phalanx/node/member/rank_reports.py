@@ -54,18 +54,33 @@ def parse_report(line: bytes) -> RankReport | None:
     return RankReport(kind=kind, rank=rank, epoch=epoch, generation=generation, fields=record, line=line)
 
 
-def make_fifo(path: str) -> int:
-    """Create a FIFO, open for both ends, so that writers may come and go.
+def make_fifo(path: str, *, reuse: bool = False) -> int:
+    """Create a FIFO, open for both ends, so that writers may come and go. With `reuse`, take the unused one beside it, if there is one.
 
     Raises:
         OSError: it cannot be created, or the path was replaced by another file.
     """
+    if reuse:
+        with contextlib.suppress(OSError):
+            os.rename(unused_fifo(path), path)
+            return _open_fifo(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
     os.mkfifo(path, 0o600)
+    return _open_fifo(path)
+
+
+def _open_fifo(path: str) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
     return descriptor
+
+
+def unused_fifo(path: str) -> str:
+    """Where a FIFO of our own account lies while no generation uses it: nobody opens it there, and its content ended with its last reader."""
+    return f"{path}.unused"
 
 
 class ReportPipeReader:
@@ -90,14 +105,14 @@ class ReportPipeReader:
         with acting_as(account):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-            self.descriptor = make_fifo(path)
+            self.descriptor = make_fifo(path, reuse=account is None)
 
     def drain(self, timeout_s: float = 5.0) -> bool:
         """Wait until all reports written before now were passed on; False on timeout."""
         return self._drain(self.descriptor, timeout_s)
 
     def close(self) -> None:
-        """Stop reading and remove the FIFO. May be called again."""
+        """Stop reading and remove the FIFO, or put one of our own account aside. May be called again."""
         with self._lock:
             descriptor, self.descriptor = self.descriptor, -1
         if descriptor < 0:
@@ -105,7 +120,10 @@ class ReportPipeReader:
         self._forget(descriptor)
         os.close(descriptor)
         with contextlib.suppress(OSError), acting_as(self._account):
-            os.unlink(self.path)
+            if self._account is None:
+                os.rename(self.path, unused_fifo(self.path))
+            else:
+                os.unlink(self.path)
 
     def read(self) -> None:
         """Read available reports; called by the spool."""

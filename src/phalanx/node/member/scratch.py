@@ -21,6 +21,7 @@ from phalanx.node.files.rmtree import remove_tree
 from phalanx.node.logic.accounts import NodeAccount
 
 _ATTEMPTS: Final = "attempts"
+_SPARES: Final = "spare_attempts"
 _LOG: Final = ".log"
 
 
@@ -109,8 +110,14 @@ def attempts_folder(node_folder: str) -> str:
     return os.path.join(node_folder, _ATTEMPTS)
 
 
+def spares_folder(node_folder: str) -> str:
+    """The folder that holds the folders of ended attempts until others take them over (`spare_scratch`)."""
+    return os.path.join(node_folder, _SPARES)
+
+
 def remove_old_scratch(node_folder: str, others: str = "") -> None:
     """Remove the folders that an earlier incarnation of the supervisor left."""
-    remove_tree(attempts_folder(node_folder), make_accessible=True)
+    for folder in (attempts_folder(node_folder), spares_folder(node_folder)):
+        remove_tree(folder, make_accessible=True)
     if others:
         remove_tree(os.path.join(others, _ATTEMPTS))  # other accounts' files: change no permissions by path

@@ -44,7 +44,8 @@ from phalanx.node.logic.variables.mpi_variables import colon_hostfile, needs_age
 from phalanx.node.logic.warm_start import parse_warm_command
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.member.rank_reports import RankReport
-from phalanx.node.member.scratch import scratch_of
+from phalanx.node.member.scratch import Scratch, scratch_of
+from phalanx.node.member.spare_scratch import SpareScratch
 from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.mpi.mpi_rank import agent_path
 from phalanx.node.prepare import (
@@ -103,6 +104,7 @@ class NodeServices:
         mps: the daemons of shared devices.
         slices: makes and removes MIG slices; None if no device can be divided.
         hooks: the programs of the node's operator.
+        spares: scratch folders of ended attempts, for the next ones.
         data_servers: serve chunks of datasets to other nodes.
         held_datasets: the datasets of which the node has a copy.
         data_mounts: mount object stores.
@@ -130,6 +132,7 @@ class NodeServices:
     slices: SliceKeeper | None
     clock_offset_s: Callable[[], float]
     hooks: OperatorHooks
+    spares: SpareScratch
     data_servers: DataServers
     held_datasets: HeldDatasets
     data_mounts: DataMounts
@@ -386,15 +389,14 @@ def _run_prolog(member: MemberRuntime, services: NodeServices) -> None:
 
 def _make_folders(member: MemberRuntime, services: NodeServices) -> None:
     scratch, order = member.scratch, member.prepare
-    scratch.make()
+    texts = _host_texts(member)
+    services.spares.make(scratch, texts)
     if member.account is not None and local_copies.has_local_checkpoints(order):
         make_owned_folder(member.checkpoints, member.account)
     resume_checkpoint.check_storage(member, sees=services.sees_head_files())
     with acting_as(member.account):
-        for path, text in (
-            (scratch.hostfile, slots_hostfile(order)),
-            (scratch.colon_hostfile, colon_hostfile(order)),
-        ):
+        for name, text in texts.items():
+            path = os.path.join(scratch.path, name)
             if not os.path.exists(path):
                 with open(open_for_writing(path), "w", encoding="utf-8") as file:
                     file.write(text)
@@ -410,6 +412,20 @@ def _make_folders(member: MemberRuntime, services: NodeServices) -> None:
     member.reports = services.spool.open_reports(
         scratch.reports, lambda report: services.on_report(member, report), member.account
     )
+
+
+def _host_texts(member: MemberRuntime) -> dict[str, str]:
+    """The text of each host file, by its name in the scratch folder."""
+    scratch, order = member.scratch, member.prepare
+    return {
+        os.path.basename(scratch.hostfile): slots_hostfile(order),
+        os.path.basename(scratch.colon_hostfile): colon_hostfile(order),
+    }
+
+
+def remove_scratch(scratch: Scratch, member: MemberRuntime | None, spares: SpareScratch) -> None:
+    """Remove the folder of an attempt that is over, or keep it for another. `member`: one of the attempt; None if it is not known."""
+    spares.keep_or_remove(scratch, {} if member is None else _host_texts(member))
 
 
 def _bring_files(member: MemberRuntime, services: NodeServices) -> None:

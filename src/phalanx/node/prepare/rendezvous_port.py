@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import socket
 from typing import Final
@@ -23,22 +24,21 @@ def free_port() -> int:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether it can be bound on all addresses of both families, as torch's store does."""
-    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind((address, port))
-        except OSError:
-            if family == socket.AF_INET:
-                return False
-            return not socket.has_ipv6 or not has_ipv6()
+    """Whether it can be bound on all addresses of both families, as torch's store does: by one socket of both, where there is IPv6."""
+    family, address = (socket.AF_INET6, "::") if has_ipv6() else (socket.AF_INET, "0.0.0.0")
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            probe.bind((address, port))
+    except OSError:
+        return False
     return True
 
 
+@functools.cache
 def has_ipv6() -> bool:
-    """Whether this kernel allows binding the IPv6 wildcard."""
+    """Whether this kernel allows binding the IPv6 wildcard. Asked once: every job needs the answer several times."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind(("::", 0))

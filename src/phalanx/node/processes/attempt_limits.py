@@ -13,6 +13,7 @@ from phalanx.core.work.failure import MemoryOveruse
 from phalanx.core.work.share import MILLI_PER_DEVICE, ShareKind
 from phalanx.core.work.spec import Role
 from phalanx.node.processes.cpu_leases import lease_cpus
+from phalanx.node.processes.proctable import read_small
 
 _FIRST_TO_DIE: Final = 500
 """Added to the OOM score of jobs without a memory request. Such a process is killed before any other that holds up to half of the memory.
@@ -126,6 +127,6 @@ class WatchdogLimits(AttemptLimits):
 
 
 def _own_score() -> int:
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj") as file:
-        return int(file.read())
+    with contextlib.suppress(OSError, ValueError):
+        return int(read_small("/proc/self/oom_score_adj"))
     return 0

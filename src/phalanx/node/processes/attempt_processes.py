@@ -30,7 +30,7 @@ from phalanx.node.processes.containment import (
     ContainmentFactory,
     ContainmentKind,
 )
-from phalanx.node.processes.proctable import identity, read_table
+from phalanx.node.processes.proctable import ProcessIdentity, identity, read_table
 from phalanx.node.processes.spawner import (
     ANSWER_LIMIT_S,
     PACKET_BYTES_MAX,
@@ -112,7 +112,7 @@ class _Keeper(NamedTuple):
     """A keeper process and the connection to it."""
 
     channel: socket.socket
-    pid: int
+    process: ProcessIdentity
     spawner: Spawner
     warm: bool
 
@@ -168,7 +168,7 @@ class AttemptProcesses:
     @property
     def keeper_pid(self) -> int | None:
         """The process below which all its processes are; None once they were killed, for then it may serve another attempt."""
-        return None if self._ended else self._keeper.pid
+        return None if self._ended else self._keeper.process.pid
 
     def running(self) -> dict[str, int]:
         """Pids by task id of the tasks whose exit was not reported yet."""
@@ -396,7 +396,7 @@ class ProcessHost:
             return keeper.spawner.orphans(table) if len(self._attempts) == 1 else set()
 
         containment = self._containments.open(
-            key, keeper_pid=keeper.pid, cgroup=cgroup, limits=own_limits, strays=strays
+            key, keeper=keeper.process, cgroup=cgroup, limits=own_limits, strays=strays
         )
         attempt = AttemptProcesses(self, containment, keeper)
         with self._lock:
@@ -425,14 +425,13 @@ class ProcessHost:
                 if not self._idle_keepers:
                     break
                 keeper = self._idle_keepers.pop()
-            if identity(keeper.pid) is not None:
-                with contextlib.suppress(OSError):  # killed just now: try the next one
-                    send_request(keeper.channel, {"op": "serve", "confinement": confinement}, [])
-                    return keeper
+            with contextlib.suppress(OSError):  # it was killed: only it held the other end. Try the next one
+                send_request(keeper.channel, {"op": "serve", "confinement": confinement}, [])
+                return keeper
             keeper.channel.close()
         spawner = self._living_spawner() if zygote is None else zygote.spawner
         channel, pid = spawner.fork_keeper(confinement)
-        return _Keeper(channel, pid, spawner, zygote is not None)
+        return _Keeper(channel, identity(pid) or ProcessIdentity(pid, 0), spawner, zygote is not None)
 
     def _living_spawner(self) -> Spawner:
         """The spawner; a new one if it was killed. Its keepers survive it."""

@@ -13,9 +13,11 @@ from phalanx.node.processes import cgroup_mounts
 from phalanx.node.processes.attempt_limits import AttemptLimits, JobLimits
 from phalanx.node.processes.cgroup_mounts import LIMIT_CONTROLLERS
 from phalanx.node.processes.cgroups import Cgroup, node_cgroup_name, why_no_entry
+from phalanx.node.processes.proctable import read_small
 
 PERIOD_US: Final = 100_000
 """The kernel's default period for CPU quotas. Source: Documentation/scheduler/sched-bwc.rst."""
+_NO_QUOTA: Final = -1  # the value of a new group of version 1
 _QUOTA_MIN_US: Final = 1_000  # the kernel refuses less
 _WEIGHT_PER_CPU: Final = 100  # the default weight of a v2 group: a node's group counts as one group for each CPU
 _WEIGHT_MAX: Final = 10_000
@@ -86,7 +88,8 @@ class CgroupV1Limits(AttemptLimits):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(folder)
             weigh_v1(cpu, limits.share_cpus)
-            self._set_quota(cpu, limits.cpus)
+            if limits.cpus or _number(f"{cpu}/cpu.cfs_quota_us") != _NO_QUOTA:  # one that a dead supervisor left
+                self._set_quota(cpu, limits.cpus)
             if limits.memory_bytes:
                 _put(f"{memory}/memory.limit_in_bytes", limits.memory_bytes)
                 with contextlib.suppress(FileNotFoundError):  # a kernel that does not count swap
@@ -119,7 +122,7 @@ class CgroupV1Limits(AttemptLimits):
     def _set_quota(folder: str, cpus: float) -> None:
         try:
             _put(f"{folder}/cpu.cfs_period_us", PERIOD_US)
-            _put(f"{folder}/cpu.cfs_quota_us", _quota_us(cpus) if cpus else -1)
+            _put(f"{folder}/cpu.cfs_quota_us", _quota_us(cpus) if cpus else _NO_QUOTA)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -173,13 +176,14 @@ def _put(path: str, value: object) -> None:
 
 
 def _number(path: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError), open(path) as file:
-        return int(file.read())
+    with contextlib.suppress(OSError, ValueError):
+        return int(read_small(path))
     return None
 
 
 def _numbers(path: str) -> dict[str, int]:
     """The lines `name number` of a file; empty if it cannot be read."""
-    with contextlib.suppress(OSError, ValueError), open(path) as file:
-        return {name: int(value) for name, value in (line.split() for line in file)}
+    with contextlib.suppress(OSError, ValueError):
+        lines = read_small(path).decode().splitlines()
+        return {name: int(value) for name, value in (line.split() for line in lines)}
     return {}

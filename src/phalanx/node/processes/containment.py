@@ -33,7 +33,6 @@ from phalanx.node.processes.proctable import (
     TICKS_PER_S,
     ProcessIdentity,
     descendants,
-    read_row,
     read_table,
     unreclaimable_bytes,
 )
@@ -357,14 +356,12 @@ class ContainmentFactory:
         self,
         key: AttemptKey,
         *,
-        keeper_pid: int,
+        keeper: ProcessIdentity,
         cgroup: cgroups.Cgroup | None,
         limits: AttemptLimits,
         strays: Callable[[sweeps.Table], set[int]],
     ) -> Containment:
         """The containment of a keeper that was just forked."""
-        row = read_row(keeper_pid)
-        keeper = ProcessIdentity(keeper_pid, 0) if row is None else row.identity
         return Containment(key, keeper=keeper, cgroup=cgroup, limits=limits, strays=strays)
 
     def close(self) -> None:

@@ -76,6 +76,7 @@ from phalanx.node.member.member_runtime import (
 )
 from phalanx.node.member.rank_reports import RankReport
 from phalanx.node.member.scratch import scratch_of
+from phalanx.node.member.spare_scratch import SpareScratch
 from phalanx.node.member.task_end import task_end
 from phalanx.node.power.limit_order import apply_power_limits
 from phalanx.node.prepare import data_staging, member_preparation
@@ -173,7 +174,7 @@ class SupervisorLoop:
             access,
             self._shipper,
             ended,
-            note=self._note,
+            note=lambda member, text: self._services.note(member, text),  # noqa: PLW0108  the services open later
             shutting_down=lambda: self._urgent,
             resume_folders=self._presents.resume_folders,
             outlives_members=settings.seat is None,
@@ -298,8 +299,7 @@ class SupervisorLoop:
         return self._opened_services
 
     def _member(self, key: MemberKey) -> MemberRuntime:
-        member = self._presents.get(key)
-        assert member is not None
+        assert (member := self._presents.get(key)) is not None
         return member
 
     def _number(self, index: int) -> int:
@@ -394,8 +394,7 @@ class SupervisorLoop:
 
     def _limit_power(self, action: SetPowerLimits) -> None:
         """Set or restore the power limits, and report what they are now."""
-        power = self._settings.power
-        if power is not None:
+        if (power := self._settings.power) is not None:
             self._events.put([apply_power_limits(power, action, self._settings.node.id)])
 
     def _clean_up(self, job_id: JobId, epoch: Epoch) -> None:
@@ -411,7 +410,7 @@ class SupervisorLoop:
             self._shipper.remove(keys)
             for key in keys:
                 services.spool.remove(key)
-            scratch.remove()
+            member_preparation.remove_scratch(scratch, gone[0] if gone else None, services.spares)
             for member in gone[:1]:
                 with acting_as(member.account):
                     checkpoint_folders.remove_empty_folders(member.prepare.checkpoint_dir)
@@ -419,8 +418,7 @@ class SupervisorLoop:
                 self._uploads.remove_departed_jobs(
                     (self._settings.folder, self._settings.accounts.folder), self._presents.all()
                 )
-            seat = self._settings.seat
-            if seat is not None and (seat.job_id, seat.epoch) == (job_id, epoch):
+            if (seat := self._settings.seat) is not None and (seat.job_id, seat.epoch) == (job_id, epoch):
                 self.terminate()  # the seat's attempt is over
 
         def work() -> None:
@@ -499,9 +497,6 @@ class SupervisorLoop:
             _log.warning("%s", error)
             self.terminate()
 
-    def _note(self, member: MemberRuntime, text: str) -> None:
-        self._services.note(member, text)
-
     def _hello(self, challenge: str) -> wire.HelloRequest:
         self.sees_head_files = check_head_files(self._storage_connection)
         running = [(key.job_id, key.epoch, key.generation) for key in self._running_members]
@@ -560,6 +555,7 @@ class SupervisorLoop:
             held_datasets=self._held,
             data_mounts=mounts,
             hooks=self._hooks,
+            spares=SpareScratch(settings.folder),
             clock_offset_s=lambda: self._renewer.clock_offset_s,
             preflight_checks=PreflightChecks(
                 folder=settings.folder,
@@ -574,8 +570,7 @@ class SupervisorLoop:
             self._reaped_s = now_s
             self._services.zygotes.reap(now_s)
             self._watch.kernel_log.poll()  # a busy log is overwritten soon
-            power = self._settings.power
-            if power is not None and power.is_over(time.time()):
+            if (power := self._settings.power) is not None and power.is_over(time.time()):
                 self._work.submit(("power",), lambda: self._limit_power(SetPowerLimits(milliwatts=None, until_s=None)))
 
     def _close(self) -> None:
@@ -589,12 +584,12 @@ class SupervisorLoop:
         self._watch.close(FLUSH_S)
         services.zygotes.close()
         services.data_servers.close()
-        leftover = services.host.close()
-        if leftover:
+        if leftover := services.host.close():
             _log.error("processes %s survive SIGKILL", leftover)
         for member in self._presents.all():
             if not self._shipper.unsent(self._shipper.streams_of(member.key.job_id, member.key.epoch)):
                 member.scratch.remove()  # else the next supervisor sends the rest
+        services.spares.close()
         if self._settings.accounts.folder:
             job_accounts.remove_empty_job_folders(self._settings.accounts.folder)
 
