@@ -158,7 +158,7 @@ def test_spare_folders_end_with_their_supervisor_or_with_the_start_of_the_next(t
 
 def test_the_report_pipe_goes_with_the_folder_and_brings_no_old_report(tmp_path):
     spares, first, second = SpareScratch(str(tmp_path)), attempt(tmp_path), attempt(tmp_path, "2")
-    got = []
+    got: list[object] = []
 
     def reader(scratch):
         return ReportPipeReader(scratch.reports, got.append, lambda _: None, lambda *_: True)

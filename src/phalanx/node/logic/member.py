@@ -12,10 +12,11 @@ Freezing is independent of the phase (`frozen_ns`): ranks may be frozen while th
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from phalanx.core.state.commands import PrepareTasks, RunSleepHook, StartTasks, StopTasks
+from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.reports import (
     MemberFrozen,
     MemberHung,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias, assert_never
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
@@ -24,6 +24,7 @@ from phalanx.core.state.commands import (
     StartTasks,
     StopTasks,
 )
+from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.reports import MemberRefused, MemberStopped, NodeDied
 from phalanx.node.logic import member as members
 from phalanx.node.logic.actions import (

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 
 from phalanx.node.processes import cgroup_delegation, cgroup_mounts
+from phalanx.node.processes.proctable import read_small
 
 _PROBE_LIMIT_S = 5.0  # `sh` writing one line; milliseconds
 _REMOVE_LIMIT_S = 2.0  # the kernel removes the last task from a group shortly after it died
@@ -215,8 +216,7 @@ class Cgroup:
 
     def _events(self) -> dict[str, str]:
         try:
-            with open(f"{self.folder}/cgroup.events") as events:
-                return _parse_events(events.read())
+            return _parse_events(read_small(f"{self.folder}/cgroup.events").decode())
         except OSError:
             return {}
 

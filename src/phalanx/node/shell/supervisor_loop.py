@@ -299,7 +299,8 @@ class SupervisorLoop:
         return self._opened_services
 
     def _member(self, key: MemberKey) -> MemberRuntime:
-        assert (member := self._presents.get(key)) is not None
+        member = self._presents.get(key)
+        assert member is not None
         return member
 
     def _number(self, index: int) -> int:
