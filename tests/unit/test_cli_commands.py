@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
@@ -459,6 +460,14 @@ def test_changes_go_on_past_a_refusal_and_keep_its_code(head, typed):
 def test_a_job_may_be_named(head, typed):
     typed("cancel", "train-gpt")
     assert "name=train-gpt" in head.sent("GET", "/v1/jobs")[0]["query"]
+
+
+def test_paths_in_the_next_command_can_be_pasted_into_a_shell(typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my rules.yaml").write_text("rules: []\n")
+    code, out, err = typed("rules", "check", "my rules.yaml")
+    assert (code, err) == (0, "")
+    assert out.endswith("next: phalanx rules apply 'my rules.yaml'\n")
 
 
 def test_down_without_a_head_is_harmless(typed, monkeypatch, tmp_path):

@@ -13,6 +13,7 @@ from phalanx.cli.transfers.transfer_progress import ProgressReader
 from phalanx.core.errors import BadFile
 from phalanx.node.data import output_objects
 from phalanx.node.data.sources import ObjectsRefused
+from phalanx.store.outputs.folder import ArchiveRest, tar_archive
 from tests.unit.test_hostile_uploads import OUTSIDE, member, raw
 
 MIB = 1 << 20
@@ -54,6 +55,30 @@ def test_a_link_that_others_lead_outside_is_taken_away_again(tmp_path, capsys):
     assert refusal(tmp_path / "w", OUTSIDE["links that add up"]) is None
     assert not os.path.lexists(tmp_path / "w" / "l")
     assert "outside the folder" in capsys.readouterr().err
+
+
+def test_links_and_pipes_of_the_job_that_are_left_out_are_named(tmp_path, capsys):
+    outputs = tmp_path / "outputs"
+    (outputs / "runs" / "step-2").mkdir(parents=True)
+    (outputs / "runs" / "step-2" / "model").write_text("weights")
+    (outputs / "latest").symlink_to(outputs / "runs" / "step-2")  # absolute, as programs make them
+    (outputs / "runs" / "newest").symlink_to(outputs / "runs" / "step-2" / "model")
+    (outputs / "data").symlink_to("/srv/data")
+    os.mkfifo(outputs / "pipe")
+    for path in ("", "runs"):
+        packed = b"".join(tar_archive(str(outputs), path, ArchiveRest(digests=True)))
+        assert refusal(tmp_path / f"got-{path}", packed) is None
+    got = tmp_path / "got-"
+    assert sorted(os.listdir(got)) == ["latest", "runs"]
+    assert (got / "latest" / "model").read_text() == "weights"
+    assert os.readlink(got / "latest") == "runs/step-2"
+    assert os.readlink(tmp_path / "got-runs" / "newest") == "step-2/model"
+    assert capsys.readouterr().err.splitlines() == [
+        "phalanx: left out: pipe (neither file, folder nor link)",
+        "phalanx: left out: data (a link to /srv/data, outside the folder)",
+    ]
+    with tarfile.open(fileobj=io.BytesIO(b"".join(tar_archive(str(outputs), "")))) as archive:  # as a browser gets it
+        assert {"data", "pipe"}.isdisjoint(archive.getnames())
 
 
 def test_what_is_all_zeros_takes_no_room_on_the_disk(tmp_path):

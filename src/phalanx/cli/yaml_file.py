@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile
 from phalanx.user_files.yaml_document import FileKind, YamlValue, parse_yaml
@@ -16,7 +18,9 @@ def read_yaml_file(path: str, kind: FileKind, *, missing_hint: str = "") -> Yaml
     """
     raw = read_file_bytes(path, kind.bytes_max, kind.name, missing_hint=missing_hint)
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise BadFile(f"{path}:1: is UTF-16; a {kind.name} must be UTF-8", hint=f"iconv -f UTF-16 -t UTF-8 {path}")
+        raise BadFile(
+            f"{path}:1: is UTF-16; a {kind.name} must be UTF-8", hint=f"iconv -f UTF-16 -t UTF-8 {shlex.quote(path)}"
+        )
     try:
         return parse_yaml(raw.decode("utf-8-sig"), kind, path=path)
     except UnicodeDecodeError as error:

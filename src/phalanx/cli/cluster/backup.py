@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -38,7 +39,7 @@ def backup(file: str, store: str | None) -> None:
     manifest = backups.backup(place, file, _progress("saved"))
     print(f"{strip_control(file)}: {_content(manifest)}, {_bytes(os.path.getsize(file))}")
     print(f"not included: {_NOT_INCLUDED}, which are in {strip_control(files_folder(home_folder()))}")
-    print(f"next: phalanx restore {strip_control(file)} --dry-run")
+    print(f"next: phalanx restore {strip_control(shlex.quote(file))} --dry-run")
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ def check(file: str) -> None:
     from phalanx.cli.cluster.rule_file import read_rule_file
 
     found = read_rule_file(file)
-    print(f"{file}: {cells.count(len(found), 'rule')}, valid; next: phalanx rules apply {file}")
+    print(f"{file}: {cells.count(len(found), 'rule')}, valid; next: phalanx rules apply {shlex.quote(file)}")
 
 
 @rules.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -50,7 +51,7 @@ def read_job_file(path: str, *, beside: str = "") -> JobFile:
         root.content.pop(beside, None)
     if isinstance(root.content, dict) and ROLES in root.content:
         raise root.content[ROLES].error(
-            f"{ROLES}: this file is of two services", f"phalanx serve up {path} starts both"
+            f"{ROLES}: this file is of two services", f"phalanx serve up {shlex.quote(path)} starts both"
         )
     return job_file_of(root)
 

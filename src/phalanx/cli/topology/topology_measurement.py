@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -138,7 +139,7 @@ def _draw(path: str, found: MeasuredTopology) -> None:
         [("measured topology", tree_diagram(found))],
         title=f"{count(len(found.nodes), 'node')} by measured bandwidth",
         lead=lead,
-        command=f"phalanx topology --measure --plot {path}",
+        command=f"phalanx topology --measure --plot {shlex.quote(str(path))}",
     )
 
 

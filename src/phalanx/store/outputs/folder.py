@@ -61,6 +61,7 @@ class ArchiveRest:
         offset: bytes of that file that the receiver has.
         since_s: files before it that changed after this Unix time are sent again.
         digests: each entry has the SHA-256 of the whole file before it, in the PAX key `ARCHIVE_SHA256`, and a folder `.` ends the archive.
+            Only our own client asks for them. It unpacks no links to the outside, sockets and devices, so it gets their names to report them.
     """
 
     def __init__(self, after: str = "", offset: int = 0, since_s: float = 0.0, *, digests: bool = False) -> None:
@@ -69,6 +70,7 @@ class ArchiveRest:
         self._since_s = since_s
         self._sha256 = ""
         self.digests = digests
+        self.base = ""  # path of the folder that is packed
 
     def has(self, shown: str, seen: os.stat_result) -> bool:
         """Whether the receiver has this entry. Links cost nothing and are sent again."""
@@ -95,7 +97,8 @@ def tar_archive(root: str, path: str, rest: ArchiveRest | None = None) -> Iterat
     """Return a tar archive of a folder or file under `root`, with relative names, sorted by name; or only the `rest` of it.
 
     A file keeps the size it has when it is opened: if it grows, the rest is left out; if it shrinks, it is padded with zeros, as tar
-    does. Links are packed as links if they stay inside the archive. Sockets and devices are left out.
+    does. Links are packed as links if they stay inside the archive, absolute ones into it as relative ones. Others, sockets, pipes and
+    devices are left out, or packed for a receiver that reports them.
 
     Raises:
         NotFound, BadRequest: as in `list_folder`, before the first byte.
@@ -107,6 +110,7 @@ def tar_archive(root: str, path: str, rest: ArchiveRest | None = None) -> Iterat
         seen = _stat(parent, words[-1], path) if words else os.fstat(parent)
         if stat.S_ISDIR(seen.st_mode):
             folder = _open_below(parent, words[-1], path) if words else os.dup(parent)
+            rest.base = os.path.join(root, *words)
             pieces = _pack_folder(folder, "", 0, rest)
         else:
             pieces = _pack_one(os.dup(parent), words[-1], words[-1], seen, rest, close=True)
@@ -198,11 +202,13 @@ def _pack_one(
 ) -> Iterator[bytes]:
     try:
         if stat.S_ISLNK(seen.st_mode):
-            target = os.readlink(name, dir_fd=folder)
-            if _stays_inside(shown, target):
+            target = _relative(shown, os.readlink(name, dir_fd=folder), rest.base)
+            if rest.digests or _stays_inside(shown, target):
                 yield _header(shown, seen, tarfile.SYMTYPE, 0, rest, target=target)
         elif stat.S_ISREG(seen.st_mode):
             yield from _pack_bytes(folder, name, shown, seen, rest)
+        elif rest.digests:
+            yield _header(shown, seen, tarfile.FIFOTYPE, 0, rest)
     except OSError:  # removed since it was listed
         return
     finally:
@@ -242,6 +248,13 @@ def _header(
     entry.mode, entry.mtime = stat.S_IMODE(seen.st_mode) & 0o777, int(seen.st_mtime)
     entry.pax_headers = rest.take_headers(offset)
     return entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _relative(shown: str, target: str, base: str) -> str:
+    """The target of a link at `shown`, relative if it is an absolute path into the folder that is packed."""
+    if not base or not os.path.normpath(target).startswith(os.path.join(base, "")):
+        return target
+    return os.path.relpath(target, os.path.join(base, os.path.dirname(shown)))
 
 
 def _stays_inside(shown: str, target: str) -> bool:
