@@ -470,6 +470,16 @@ def test_paths_in_the_next_command_can_be_pasted_into_a_shell(typed, tmp_path, m
     assert out.endswith("next: phalanx rules apply 'my rules.yaml'\n")
 
 
+def test_ctrl_c_while_submit_waits_says_that_the_job_continues(head, typed, monkeypatch):
+    def leave(_seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("phalanx.cli.jobs.job_end.time.sleep", leave)
+    code, _, err = typed("submit", "--wait", "--gpus", "1", "--", "sleep", "30")
+    assert code == 130
+    assert "continues; next: phalanx show " in err
+
+
 def test_down_without_a_head_is_harmless(typed, monkeypatch, tmp_path):
     monkeypatch.delenv("PHALANX_URL", raising=False)
     monkeypatch.setenv("PHALANX_HOME", str(tmp_path))
@@ -864,7 +874,10 @@ def ps_into(stdout):
 def test_a_full_disk_under_our_output_is_told(head):
     with open("/dev/full", "wb") as full:
         done = ps_into(full)
-    assert (done.returncode, done.stderr) == (74, "phalanx: error: No space left on device\n")
+    assert done.returncode == 74
+    assert (
+        done.stderr == "phalanx: error: No space left on device (free some space, then type the same command again)\n"
+    )
 
 
 def test_a_reader_that_leaves_is_no_fault(head):

@@ -6,6 +6,7 @@ output, as in shells.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Final
@@ -47,7 +48,9 @@ def report_exception(fault: BaseException, *, debug: bool) -> int:
             return EXIT_BROKEN_PIPE
         case OSError():
             where = f"{fault.filename}: " if fault.filename else ""
-            return print_error(f"{where}{fault.strerror or fault}", "", _IO)
+            full = fault.errno in {errno.ENOSPC, errno.EDQUOT}
+            hint = "free some space, then type the same command again" if full else ""
+            return print_error(f"{where}{fault.strerror or fault}", hint, _IO)
         case _:
             return print_error(
                 f"internal error: {type(fault).__name__}: {fault}",

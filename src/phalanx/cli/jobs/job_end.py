@@ -49,7 +49,16 @@ def wait_for_end(head: Client, job_id: str, timeout_s: float | None) -> int:
 
     Raises:
         WaitTimedOut: the job has not ended within `timeout_s`.
+        KeyboardInterrupt: Ctrl-C; a line says that only the wait has ended.
     """
+    try:
+        return _poll_until_end(head, job_id, timeout_s)
+    except KeyboardInterrupt:
+        print(f"\njob {job_id} continues; next: phalanx show {job_id}", file=sys.stderr)
+        raise
+
+
+def _poll_until_end(head: Client, job_id: str, timeout_s: float | None) -> int:
     until = None if timeout_s is None else time.monotonic() + timeout_s
     pause, printed = _POLL_FIRST_S, ""
     while True:
