@@ -58,15 +58,19 @@ def test_a_word_that_names_no_element_names_no_job(word):
 
 
 def test_a_node_of_an_element_is_named_too():
-    assert resolve_node(NamedHead(), "eval_3.1") == ("17_3", 1)
+    for word, place in (("eval_3.1", ("17_3", 1)), ("17_3.2", ("17_3", 2)), ("run", ("8", 0)), ("run.1", ("8", 1))):
+        assert resolve_node(NamedHead(), word) == place
+    assert resolve_node(NamedHead(), "gpt-0.5") == ("7", 0), "the name of a job may end like a rank"
 
 
 class NamedHead:
-    """A head with an array `eval`, and with jobs `run` and `run_5`."""
+    """A head with an array `eval`, and with jobs `run`, `run_5` and `gpt-0.5`."""
 
     def jobs(self, name, limit):
         assert limit == 1
-        found = {"eval": element(99), "run": job(8, "run", PENDING), "run_5": job(9, "run_5", PENDING)}.get(name)
+        run, fine = job(8, "run", PENDING), job(9, "run_5", PENDING)
+        known = {"eval": element(99), "run": run, "run_5": fine, "gpt-0.5": job(7, "gpt-0.5", PENDING)}
+        found = known.get(name)
         return SimpleNamespace(jobs=[] if found is None else [found])
 
 

@@ -17,11 +17,17 @@ _RANK_DIGITS_MAX: Final = 6
 
 
 def resolve_node(head: Client, word: str) -> tuple[str, int]:
-    """Return the id of a job and the rank of one of its nodes, from JOB or JOB.RANK. Raises as `resolve_job` does."""
+    """Return the id of a job and the rank of one of its nodes, from JOB or JOB.RANK. Raises as `resolve_job` does.
+
+    The name of a job may itself end like a rank: `gpt-0.5`.
+    """
     job, dot, rank = word.strip().rpartition(".")
-    if dot and rank.isdigit() and len(rank) < _RANK_DIGITS_MAX:
-        return resolve_job(head, job), int(rank)
-    return resolve_job(head, word), 0
+    if not dot or not rank.isdigit() or len(rank) >= _RANK_DIGITS_MAX:
+        return resolve_job(head, word), 0
+    named = None if job.replace("_", "", 1).isdigit() else _newest(head, word.strip())
+    if named is not None:
+        return named.array_id or named.id, 0
+    return resolve_job(head, job), int(rank)
 
 
 def resolve_job(head: Client, word: str) -> str:

@@ -11,7 +11,7 @@ import click
 from phalanx.cli.command_groups import split_options
 from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
-from phalanx.cli.jobs.job_lookup import resolve_job
+from phalanx.cli.jobs.job_lookup import resolve_node
 from phalanx.cli.sessions.session_input import InputSender, print_beside, raw_terminal, terminal_size
 from phalanx.core.errors import BadRequest
 
@@ -63,7 +63,9 @@ def shell(job: str, node_rank: int, new: bool) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadRequest("shell needs a terminal", hint=f"run one command with phalanx exec {job} -- COMMAND")
     head = connect()
-    found = head.job(resolve_job(head, job)).job
+    job_id, named_rank = resolve_node(head, job)
+    node_rank = node_rank or named_rank
+    found = head.job(job_id).job
     if found.terminal and not node_rank and not new:
         from phalanx.cli.sessions.terminal_session import attach_terminal
 
@@ -74,13 +76,13 @@ def shell(job: str, node_rank: int, new: bool) -> int:
 def run_command(job: str, argv: Sequence[str], *, node_rank: int, tty: bool) -> int:
     """Run a command connected to this terminal; return its exit code."""
     head, size = connect(), terminal_size()
-    job_id = resolve_job(head, job)
+    job_id, named_rank = resolve_node(head, job)
     if tty and head.job(job_id).job.idle_s is not None:
         from phalanx.cli.jobs.idle_notices import print_idle_notices
 
         print_idle_notices(job_id, print_beside)
     with (
-        head.exec(job_id, argv, tty=tty, rows=size[0], cols=size[1], node_rank=node_rank) as session,
+        head.exec(job_id, argv, tty=tty, rows=size[0], cols=size[1], node_rank=node_rank or named_rank) as session,
         raw_terminal(tty),
         InputSender(session, tty=tty),
     ):
