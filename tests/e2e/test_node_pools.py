@@ -42,8 +42,19 @@ def test_a_pool_grows_for_a_gang_survives_a_killed_head_and_shrinks(phalanx):
     phalanx("submit", "--gpus", "2xh100:2", *SLEEP, code=64)  # without a pool it can never run
     phalanx(
         *("pools", "add", "burst", "--provider", "virtual", "--node", "1xh100:2"),
-        *("--min", "0", "--max", "2", "--price", "2/h", "--idle", "2s"),
+        *("--min", "0", "--max", "1", "--price", "1/h", "--cap", "1/h", "--idle", "1h"),
     )
+    phalanx("submit", "--gpus", "2xh100:2", *SLEEP, code=64)  # more than its maximum
+    for nonsense in (("--max", "-1"), ("--min", "2"), ("--price", "2/h"), ("--cap", "0.5/h"), ("--cap", "much"), ()):
+        phalanx("pools", "set", "burst", *nonsense, code=64)
+    phalanx("pools", "set", "other", "--max", "2", code=64)
+    phalanx("pools", "set", "burst", "--max", "2", "--price", "2/h", "--cap", "none", "--idle", "2s")
+    changed = phalanx.json("pools", "show", "burst")
+    assert {name: changed[name] for name in ("node", "provider", "min_nodes", "max_nodes", "price_per_h")} == {
+        **{"node": "h100:2", "provider": "virtual", "min_nodes": 0},
+        **{"max_nodes": 2, "price_per_h": 2.0},
+    }
+    assert (changed["cap_per_h"], changed["idle_s"], changed["start_limit_s"]) == (None, 2.0, 600.0)
     phalanx("submit", "--gpus", "3xh100:2", *SLEEP, code=64)  # more than the pool's maximum
     gang = phalanx("submit", "--quiet", "--gpus", "2xh100:2", *SLEEP).stdout.strip()
     listed = {}

@@ -187,8 +187,11 @@ def test_hint_without_a_known_code_is_its_text(code, arguments):
     assert not isinstance(parse_hint("look there", code, arguments), Hint)
 
 
-def test_a_pool_that_exists_is_not_changed_by_a_command_that_does_not_exist(monkeypatch, capsys):
+def test_a_pool_that_exists_is_changed_by_another_command(monkeypatch, capsys):
     head = SimpleNamespace(pools=lambda: [SimpleNamespace(id="burst")])
     monkeypatch.setattr("phalanx.cli.cluster.pools.connect", lambda: head)
     assert main(["pools", "add", "burst", "--provider", "virtual", "--node", "1", "--max", "1", "--price", "1/h"])
-    assert "pool burst exists already (remove it first: phalanx pools remove burst)" in capsys.readouterr().err
+    assert (
+        "pool burst exists already (change it with phalanx pools set burst, or remove it first)"
+        in capsys.readouterr().err
+    )

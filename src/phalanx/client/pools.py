@@ -31,9 +31,9 @@ class NodePoolsApi(ApiCalls):
         self,
         pool_id: str,
         *,
-        provider: str,
-        node: str,
         max_nodes: int,
+        provider: str = "",
+        node: str = "",
         min_nodes: int = 0,
         price_per_h: float | None = None,
         cap_per_h: float | None = None,
@@ -50,11 +50,11 @@ class NodePoolsApi(ApiCalls):
 
         Args:
             pool_id: its name.
-            provider: starts its nodes.
-            node: what each node has, for the provider.
+            provider: starts its nodes; empty for a pool that exists.
+            node: what each node has, for the provider; empty for a pool that exists.
             max_nodes: at most so many.
             min_nodes: at least so many.
-            price_per_h: of one node, in US dollars an hour; None for the prices that the provider knows, or 0.
+            price_per_h: of one node, in US dollars an hour; None for the prices that the provider knows, or 0; for the price of a pool that exists.
             cap_per_h: of all its nodes together, in US dollars an hour; None for no cap.
             cap_per_month: of all its nodes together in a month (UTC), in US dollars; None for no cap, 0 to order none.
             egress_per_gb: US dollars for each 10^9 bytes that a job copies to its nodes, or back home.

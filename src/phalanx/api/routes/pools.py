@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from starlette.requests import Request
@@ -206,6 +207,8 @@ def _wanted(services: HeadServices, pool_id: PoolId, body: PoolBody, by: UserId)
             raise BadRequest(f"{zone[:80]!r} is not a valid zone", hint="use letters, digits and . _ -")
     if body.zone and not is_name(body.zone):
         raise BadRequest(f"{body.zone[:80]!r} is not a valid zone", hint="use letters, digits and . _ -")
+    if not (body.provider or body.node):
+        return _changed(services, pool_id, body, by)
     if services.offer is None:
         raise BadRequest("this head has no providers of nodes")
     terms = PoolTerms(template=body.node, zones=tuple(body.zones), settings=body.settings, price_per_h=body.price_per_h)
@@ -237,6 +240,40 @@ def _wanted(services: HeadServices, pool_id: PoolId, body: PoolBody, by: UserId)
         billed=body.billed,
         by=by,
         created_s=services.clock.now_s(),
+    )
+
+
+def _changed(services: HeadServices, pool_id: PoolId, body: PoolBody, by: UserId) -> NodePool:
+    """The pool that exists, with other limits, price and times.
+
+    Raises:
+        NotFound: there is none.
+        BadRequest: the body says what its nodes are, or a cap allows none.
+    """
+    known = services.store.record(NODE_POOLS, pool_id)
+    if known is None:
+        raise NotFound(f"no node pool {pool_id!r}", hint=Hint(HintCode.LIST_POOLS))
+    if body.zone or body.zones or body.settings:
+        raise BadRequest(
+            f"node pool {pool_id}: its zones and settings cannot change", hint="add a pool with another name"
+        )
+    price_per_h = known.price_per_h if body.price_per_h is None else body.price_per_h
+    if body.cap_per_h is not None:
+        _check_cap(body.cap_per_h, price_per_h, "an hour")
+    if body.cap_per_month:
+        _check_cap(body.cap_per_month, price_per_h, "a month")
+    return replace(
+        known,
+        min_nodes=body.min_nodes,
+        max_nodes=body.max_nodes,
+        price_per_h=price_per_h,
+        idle_s=parse_duration_s(body.idle, what="idle"),
+        start_limit_s=parse_duration_s(body.start_limit, what="start limit"),
+        cap_per_h=body.cap_per_h,
+        cap_per_month=body.cap_per_month,
+        egress_per_gb=body.egress_per_gb,
+        billed=body.billed,
+        by=by,
     )
 
 

@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
 _DOLLARS: Final = re.compile(r"\$?([0-9]+(?:\.[0-9]+)?)(?:/month)?")
 _PER_GB: Final = re.compile(r"\$?([0-9]+(?:\.[0-9]+)?)(?:/GB)?")
+_NO_CAP: Final = "none"
 _PRICE: Final = re.compile(r"\$?([0-9]+(?:\.[0-9]+)?)(?:/h)?")
 
 
-@list_group("List node pools; add, show or remove one. A provider starts and stops their nodes as jobs need them.")
+@list_group(
+    "List node pools; add, show, change or remove one. A provider starts and stops their nodes as jobs need them."
+)
 def pools(head: Client, now_s: float) -> ListView:
     """List node pools."""
     del now_s
@@ -98,7 +101,12 @@ def add(
     if bool(node) == bool(kinds):
         raise BadRequest("say what each node has, either by --node or by --type", hint="--node 1xh100:8")
     head = connect()
-    check_new("pool", name, (pool.id for pool in head.pools()), hint=f"remove it first: phalanx pools remove {name}")
+    check_new(
+        "pool",
+        name,
+        (pool.id for pool in head.pools()),
+        hint=f"change it with phalanx pools set {name}, or remove it first",
+    )
     pool = head.put_pool(
         name,
         provider=provider,
@@ -116,6 +124,59 @@ def add(
         start_limit=start_limit,
         zone=zone,
     )
+    _print_pool(pool)
+
+
+@pools.command(name="set")
+@click.argument("name")
+@click.option("--min", "min_nodes", type=int, metavar="N", help="Nodes that always run.")
+@click.option("--max", "max_nodes", type=int, metavar="N", help="Nodes at most.")
+@click.option("--price", default="", metavar="USD/h", help="Price of one node: 2/h.")
+@click.option("--cap", default="", metavar="USD/h", help="All nodes together cost at most: 400/h; none for no cap.")
+@click.option("--month-cap", default="", metavar="USD", help="What a month may cost: 20000; none for no cap.")
+@click.option("--egress", default="", metavar="USD/GB", help="Price of what jobs copy there and back: 0.09/GB.")
+@click.option("--billed", type=click.Choice(["second", "hour"]), help="How nodes are billed.")
+@click.option("--idle", type=DURATION, metavar="TIME", help="Release a node without a job after.")
+@click.option("--start-limit", type=DURATION, metavar="TIME", help="Give up a node that is not up after.")
+def set_(
+    name: str,
+    min_nodes: int | None,
+    max_nodes: int | None,
+    price: str,
+    cap: str,
+    month_cap: str,
+    egress: str,
+    billed: str | None,
+    idle: str | None,
+    start_limit: str | None,
+) -> None:
+    """Change the limits, price and times of a node pool. Its nodes stay what they are."""
+    if all(
+        one in (None, "") for one in (min_nodes, max_nodes, price, cap, month_cap, egress, billed, idle, start_limit)
+    ):
+        raise BadRequest("nothing to change", hint=f"phalanx pools set {name} --max 8")
+    head = connect()
+    known = head.pool(name)
+    changed = head.put_pool(
+        name,
+        min_nodes=known.min_nodes if min_nodes is None else min_nodes,
+        max_nodes=known.max_nodes if max_nodes is None else max_nodes,
+        price_per_h=_amount_per_h("--price", price),
+        cap_per_h=known.cap_per_h if not cap else None if cap == _NO_CAP else _amount_per_h("--cap", cap),
+        cap_per_month=known.cap_per_month
+        if not month_cap
+        else None
+        if month_cap == _NO_CAP
+        else _amount("--month-cap", month_cap, _DOLLARS, "20000"),
+        egress_per_gb=known.egress_per_gb if not egress else _amount("--egress", egress, _PER_GB, "0.09/GB") or 0.0,
+        billed=billed or known.billed,
+        idle=idle or f"{round(known.idle_s)}s",
+        start_limit=start_limit or f"{round(known.start_limit_s)}s",
+    )
+    _print_pool(changed)
+
+
+def _print_pool(pool: PoolView) -> None:
     sizes = f"{pool.min_nodes} to {cells.count(pool.max_nodes, 'node')}"
     print(
         strip_control(f"pool {pool.id}: {sizes} of {pool.node} by {pool.provider}, ${pool.price_per_h:g} an hour each")

@@ -125,7 +125,8 @@ class PoolBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """All settings of a pool. Times are durations such as "5m"; amounts are US dollars an hour.
 
     Attributes:
-        price_per_h: of one node; None for the prices that the provider knows, or 0.
+        provider, node: both empty for a pool that exists: its nodes stay as they are, and with them `zone`, `zones` and `settings`.
+        price_per_h: of one node; None for the prices that the provider knows, or 0. Of a pool that exists: None for its price.
         cap_per_h: of all its nodes together; None for no cap.
         cap_per_month: of all its nodes together in a month (UTC), in US dollars; None for no cap, 0 to order none.
         egress_per_gb: US dollars for each 10^9 bytes that a job copies to its nodes, or back home.
@@ -134,9 +135,9 @@ class PoolBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         settings: of the provider, by name.
     """
 
-    provider: str
-    node: str
     max_nodes: int
+    provider: str = ""
+    node: str = ""
     min_nodes: int = 0
     price_per_h: float | None = None
     cap_per_h: float | None = None
