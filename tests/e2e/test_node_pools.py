@@ -51,8 +51,11 @@ def test_a_pool_grows_for_a_gang_survives_a_killed_head_and_shrinks(phalanx):
     phalanx("pools", "set", "burst", "--max", "2", "--price", "2/h", "--cap", "none", "--idle", "2s")
     changed = phalanx.json("pools", "show", "burst")
     assert {name: changed[name] for name in ("node", "provider", "min_nodes", "max_nodes", "price_per_h")} == {
-        **{"node": "h100-sxm5-80gb:2", "provider": "virtual", "min_nodes": 0},
-        **{"max_nodes": 2, "price_per_h": 2.0},
+        "node": "h100-sxm5-80gb:2",
+        "provider": "virtual",
+        "min_nodes": 0,
+        "max_nodes": 2,
+        "price_per_h": 2.0,
     }
     assert (changed["cap_per_h"], changed["idle_s"], changed["start_limit_s"]) == (None, 2.0, 600.0)
     phalanx("submit", "--gpus", "3xh100:2", *SLEEP, code=64)  # more than the pool's maximum
