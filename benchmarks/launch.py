@@ -2,18 +2,15 @@
 
     python -m benchmarks.launch [--json] [--runs N] [--only first_line,step,crash,node,silent] [--pairs 30]
 
-Figures of peers that cannot run here (Slurm, Kubernetes, restart of torchrun) are quoted. The bare fork and the script started by hand run
-interleaved, in the same minutes.
+Figures of peers that cannot run here (Slurm, Kubernetes, restart of torchrun) are quoted. The bare fork runs interleaved, in the same minutes; a DDP
+step by hand in the same seconds (`benchmarks.step_pairs`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import random
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -21,10 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.cluster import (
-    ROOT,
     BenchmarkCluster,
     cluster,
-    free_port,
     wait_until,
 )
 from benchmarks.figures import (
@@ -35,8 +30,8 @@ from benchmarks.figures import (
     print_progress,
     print_report,
 )
+from benchmarks.step_pairs import step_overhead
 
-BOOTSTRAPS = 2000
 WORKER = "import time; print('up', flush=True); time.sleep(600)"
 
 
@@ -48,7 +43,7 @@ def main() -> None:
     only = set(filter(None, given.only.split(",")))
     parts: dict[str, Callable[[], list[Figure]]] = {
         "first_line": lambda: _first_line(given.runs or 15),
-        "step": lambda: _step_overhead(given.pairs),
+        "step": lambda: step_overhead(given.pairs),
         "crash": lambda: _crash(given.runs or 7),
         "node": lambda: _node_death(given.runs or 5, silent=False),
         "silent": lambda: _node_death(given.runs or 3, silent=True),
@@ -80,7 +75,7 @@ def _first_line(runs: int) -> list[Figure]:
                 print_progress(f"first line, run {run}: {launched[-1]:.0f} ms, bare fork {bare[-1]:.1f} ms")
     return [
         at_most(
-            "`phalanx run` exec to first line of output", launched, "ms", 250, peer="Slurm 1 to 3 s, Kubernetes 8 s"
+            "`phalanx run` exec to first line of output", launched, "ms", 150, peer="Slurm 1 to 3 s, Kubernetes 8 s"
         ),
         plain_figure("bare fork to first line", bare, "ms"),
     ]
@@ -97,88 +92,6 @@ def _until_first_line(command: list[str], head: BenchmarkCluster) -> float:
     process.stdout.read()
     process.wait(timeout=60)
     return seconds
-
-
-def _step_overhead(pairs: int) -> list[Figure]:
-    """Measure interleaved pairs, in random order within each pair: the median step of each run, and the ratio launched / by hand."""
-    script = os.path.join(ROOT, "examples", "ddp_step", "train.py")
-    order, ratios, by_hand_ms, launched_ms = random.Random(0), [], [], []
-    with cluster("1x2") as head:
-        for pair in range(pairs):
-            sides: list[Callable[[], float]] = [lambda: _by_hand(script, head), lambda: _launched(script, head)]
-            flip = order.random() < 0.5
-            seconds = [side() for side in (reversed(sides) if flip else sides)]
-            hand_s, launched_s = reversed(seconds) if flip else seconds
-            by_hand_ms.append(hand_s * 1000)
-            launched_ms.append(launched_s * 1000)
-            ratios.append(launched_s / hand_s)
-            print_progress(
-                f"DDP step, pair {pair + 1}: by hand {by_hand_ms[-1]:.2f} ms, launched {launched_ms[-1]:.2f} ms"
-            )
-    upper = _upper_bound([(ratio - 1) * 100 for ratio in ratios])
-    return [
-        at_most(
-            "launched DDP step over the script by hand, median of pairs",
-            [(r - 1) * 100 for r in ratios],
-            "%",
-            1.0,
-            note=f"95 % upper bound of the median {upper:.2f} % over {pairs} pairs",
-        ),
-        at_most("the same, upper 95 % bound", [upper], "%", 1.0),
-        plain_figure("DDP step by hand", by_hand_ms, "ms"),
-        plain_figure("DDP step launched", launched_ms, "ms"),
-    ]
-
-
-def _upper_bound(values: list[float]) -> float:
-    """Return the one-sided 95 % bound of the median, by bootstrap."""
-    rng = random.Random(1)
-    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(BOOTSTRAPS))
-    return medians[int(0.95 * BOOTSTRAPS)]
-
-
-def _by_hand(script: str, head: BenchmarkCluster) -> float:
-    out = os.path.join(head.home, "by-hand.json")
-    port = free_port()
-    ranks = []
-    for rank in range(2):
-        environment = {
-            **os.environ,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": "2",
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": "2",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
-        command = [sys.executable, script, "--steps", "60", "--warmup", "10", "--out", out]
-        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
-    for process in ranks:
-        if process.wait(timeout=120):
-            raise RuntimeError("the script by hand failed")
-    return _median_step(out)
-
-
-def _launched(script: str, head: BenchmarkCluster) -> float:
-    """Return the median step. Meanwhile nothing asks the head: twenty milliseconds between two questions would cost a tenth of a core."""
-    out = os.path.join(head.home, "launched.json")
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(out)
-    job = head.submit(
-        run=[sys.executable, script, "--steps", "60", "--warmup", "10", "--out", out], gpus="1x2", name="ddp"
-    )
-    with contextlib.suppress(TimeoutError):  # it failed: its state says so
-        wait_until(lambda: os.path.exists(out), "the script has written", every_s=0.1, limit_s=120.0)
-    if head.wait_for_state(job, "succeeded", "failed")["state"] != "succeeded":
-        raise RuntimeError(f"the launched script failed: {head.history(job)[-1]}")
-    return _median_step(out)
-
-
-def _median_step(path: str) -> float:
-    with open(path, encoding="utf-8") as file:
-        return statistics.median(json.load(file)["step_s"])
 
 
 def _crash(runs: int) -> list[Figure]:
