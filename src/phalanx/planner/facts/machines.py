@@ -33,6 +33,7 @@ from phalanx.planner.facts.instances import (
     find_network,
     read_instances,
 )
+from phalanx.planner.facts.mig_slice import plan_slice
 from phalanx.planner.facts.prices import (
     PriceEntry,
     find_price,
@@ -112,7 +113,7 @@ def build_machine(
     known = FactTables() if tables is None else tables
     notes = [] if notes is None else notes
     server = None if instance is None else find_instance(instance, known.instances)
-    entry = _gpu(request, server, known, notes)
+    request, entry = plan_slice(request, _gpu(request, server, known, notes), notes)
     nodes, per_node = _shape(request, entry, server, notes)
     link = _network(entry, server, network, network_gbit_per_gpu, notes if nodes > 1 else [])
     storage, storage_fact = _storage(server, storage_gb_per_s)

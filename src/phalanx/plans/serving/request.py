@@ -210,12 +210,12 @@ def _machines(
         entries = [find_gpu(word, gpus=tables.gpus, notes=notes) for word in models]
         return [node_of_kind(one.gpu.name, one.gpus_per_node, options, tables, notes) for one in entries], None
     request = parse_gpus(options["gpus"])
-    if request.share is not None or len(request.kinds) > 1 or request.alternatives:
+    if len(request.kinds) > 1 or request.alternatives:
         raise BadRequest(
             f"gpus: --serve plans one shape, not {request}", hint="--gpus h100, --gpus h100,h200 or h100:8"
         )
     machine = machine_from_options(options, tables, notes)
-    return [machine], request.total
+    return [machine], machine.gpus
 
 
 def _with_measured_rates(machine: Machine, notes: list[str]) -> Machine:
