@@ -324,6 +324,10 @@ def test_too_few_gpus_are_said_with_the_number_and_what_to_ask(typed):
             ("--serve", "--users", "5", "--precision", "bf16", "--gpus", "t4"),
             "t4-16gb does not support bf16 (--precision fp16",
         ),
+        (
+            ("--serve", "--users", "5", "--precision", "nvfp4", "--gpus", "h100"),
+            "does not support nvfp4 (--precision int4",
+        ),
         (("--serve", "--users", "5", "--gpus", "h1000"), "unknown GPU 'h1000'"),
         (("--serve", "--users", "5", "--gpus", "h100|a100:4"), "gpus"),
         (("--users", "5", "--gpus", "h100:8"), "--users needs --serve"),
@@ -336,6 +340,20 @@ def test_nonsense_gets_one_line(typed, words, said):
     assert out == ""
     assert said in err
     assert err.count("phalanx: error:") == 1
+
+
+@pytest.mark.parametrize(("gpu_word", "precision"), [("b200", "nvfp4"), ("h100", "mxfp4"), ("b200", "mxfp4")])
+def test_formats_of_four_bits_are_planned_where_the_gpu_has_them(typed, gpu_word, precision):
+    code, out, _ = typed("gpt-oss-120b", "--serve", "--users", "20", "--gpus", gpu_word, "--precision", precision)
+    assert code == 0
+    assert f"{precision} weights" in out
+    assert f"with DIR the folder of the {precision} weights" in out
+    assert "no published row has 4-bit weights" in out
+
+
+def test_the_published_checkpoint_of_gpt_oss_is_as_large_as_its_file():
+    # openai/gpt-oss-120b: 65.2 GB of safetensors (its attention stays in 16 bits, which the plan does not know)
+    assert served("gpt-oss-120b", "mxfp4").weight_bytes == pytest.approx(65.2e9, rel=0.05)
 
 
 def test_a_gpu_without_bf16_serves_16_bits_as_fp16(typed):

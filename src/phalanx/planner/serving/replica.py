@@ -17,13 +17,16 @@ from typing import Final
 
 from phalanx.planner.cost.model_shape import ModelShape
 
-WEIGHT_BYTES: Final[Mapping[str, float]] = MappingProxyType({"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int4": 4.25 / 8.0})
-"""Bytes of one weight of a matrix. int4: groups of 64 with a scale of 16 bits, as GPTQ and AWQ store them."""
+WEIGHT_BYTES: Final[Mapping[str, float]] = MappingProxyType(
+    {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int4": 4.25 / 8.0, "nvfp4": 4.5 / 8.0, "mxfp4": 4.25 / 8.0}
+)
+"""Bytes of one weight of a matrix. int4: groups of 64 with a scale of 16 bits, as GPTQ and AWQ store them; nvfp4: blocks of 16, mxfp4: blocks of
+32, each with a scale of 8 bits (E. Alvarez et al., "Introducing NVFP4", NVIDIA, 2025; OCP Microscaling Formats 1.0, section 5.2)."""
 CACHE_BYTES: Final[Mapping[str, float]] = MappingProxyType({"bf16": 2.0, "fp16": 2.0, "fp8": 1.0})
 PRODUCT_PRECISION: Final[Mapping[str, str]] = MappingProxyType(
-    {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "int4": "bf16"}
+    {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "int4": "bf16", "nvfp4": "nvfp4", "mxfp4": "bf16"}
 )
-"""The precision in which products are computed: weights of 4 bits are unpacked to 16."""
+"""The precision in which products are computed: weights of 4 bits are unpacked to 16, but for nvfp4, which the GPU must have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from phalanx.planner.cost.machine import Machine
 from phalanx.planner.cost.uncertainty import Z_80
 from phalanx.planner.serving.iteration_time import ServingSpeed
-from phalanx.planner.serving.replica import ServedModel
+from phalanx.planner.serving.replica import PRODUCT_PRECISION, WEIGHT_BYTES, ServedModel
 from phalanx.planner.serving.sizing import ReplicaFigures, ServiceSizer, SizedService, candidate_layouts
 from phalanx.plans.amounts import format_rounded, format_seconds
 from phalanx.plans.machine import PlannedFleet
@@ -61,7 +61,8 @@ def _served_as(model: ServedModel, machine: Machine) -> ServedModel:
 
 
 def _supports(machine: Machine, precision: str) -> bool:
-    return precision != "fp8" or "fp8" in machine.gpu.flops
+    product = PRODUCT_PRECISION[precision]
+    return product in ("bf16", "fp16") or product in machine.gpu.flops
 
 
 def _answer(
@@ -264,7 +265,7 @@ def _served_notes(one: SizedService, asked: ServingInputs) -> list[str]:
     notes = []
     if not asked.asked_precision and "bf16" not in one.machine.gpu.flops:
         notes.append(f"{one.machine.gpu.name} has no bf16: the engine needs --dtype half for weights in bf16")
-    if one.model.weights == "int4":
+    if WEIGHT_BYTES[one.model.weights] < 1.0:
         notes.append("no published row has 4-bit weights: their speed is computed, not compared")
     if one.model.shape.window is None and one.model.shape.latent is None and asked.target.prompt > 32_000:
         notes.append("the longest published prompts have 20,000 tokens")
@@ -286,7 +287,7 @@ def _next(best: ServedLayout | None, asked: ServingInputs, machine: Machine | No
     gpus = f"{word}:{best.tensor}" if best.stages == 1 else f"{best.stages}x{word}:{best.tensor}"
     folder = asked.model_argument if os.path.isdir(asked.model_argument) else ""
     command = f"phalanx serve model {folder or 'DIR'} --gpus {gpus} --replicas {best.replicas}"
-    precision = {"bf16": "16-bit", "fp16": "16-bit", "fp8": "fp8", "int4": "4-bit"}[best.weights]
+    precision = {"bf16": "16-bit", "fp16": "16-bit", "int4": "4-bit"}.get(best.weights, best.weights)
     return command if folder else f"{command}, with DIR the folder of the {precision} weights"
 
 
