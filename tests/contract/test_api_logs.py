@@ -154,6 +154,23 @@ def test_output_that_never_arrives_is_waited_for_two_minutes_after_the_last_prog
     assert not pending.streams(attempts, 342.0), "all is there"
 
 
+def test_a_line_says_what_was_removed_of_a_long_stream(call, supervisor, head, monkeypatch):
+    job_id = call.submit()
+    supervisor.run(job_id)
+    supervisor.ship(job_id, 1, "rank-0", 0, b"old 1\nold 2\nnew 3\nnew 4\n")
+    monkeypatch.setattr(head.logs, "begin", lambda key: 9 if key.stream == "rank-0" else 0)
+    note = "[phalanx] 12 bytes of older output were removed: of a service the newest part is kept\n"
+    page = call("user", "GET", f"/v1/jobs/{job_id}/logs").json()
+    assert [(one["offset"], one["end"], one["text"]) for one in page["chunks"]] == [
+        (0, 12, note),
+        (12, 24, "new 3\nnew 4\n"),
+    ]
+    again = call("user", "GET", f"/v1/jobs/{job_id}/logs", params={"cursor": page["cursor"]}).json()
+    assert again["chunks"] == []
+    tail = call("user", "GET", f"/v1/jobs/{job_id}/logs?tail_bytes=20").json()["chunks"]
+    assert [one["text"] for one in tail] == ["new 3\nnew 4\n"]
+
+
 def test_follower_goes_on_into_the_next_attempt(call, supervisor):
     job_id = call.submit(retry=1)
     follower = Following(call, job_id)

@@ -15,6 +15,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.failpoints import FAILPOINTS, FailureMode, armed
 from phalanx.ports.logs import stream_key
 from phalanx.ports.store import StoreRefused
+from phalanx.store.logs import files as store_files
 from phalanx.store.logs import open_files
 from phalanx.store.logs.files import FileLogs
 from tests.contract.records import attempt
@@ -240,6 +241,23 @@ def test_open_files_are_bounded(files, monkeypatch):
         assert set(ends.values()) == {turn * 2 + 2}
         assert len(os.listdir("/proc/self/fd")) <= before + 10
     assert all(files.read(key(f"rank-{rank}"), 0, 9) == b"xyxyxy" for rank in range(150))
+
+
+def test_of_a_long_stream_the_newest_part_is_kept(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_files, "KEPT_BYTES", 1 << 20)
+    monkeypatch.setattr(store_files, "_STEP_BYTES", 1 << 16)
+    piece = bytes(range(1, 256)) * 257  # 65,535 bytes
+    for number in range(40):
+        files.append([(key(), number * len(piece), piece)])
+    end = 40 * len(piece)
+    begin = files.begin(key())
+    if files.stored_bytes(key().folder.partition("/")[0]) > 2 << 20:
+        pytest.skip("this file system frees no ranges")
+    assert files.end(key()) == end
+    assert 1 << 20 <= end - begin <= (1 << 20) + (1 << 17)
+    assert files.read(key(), begin, end) == (piece * 40)[begin:]
+    assert files.append([(key(), end, b"x")]) == {key(): end + 1}
+    assert files.begin(key("rank-1")) == 0
 
 
 def test_files_are_readable_by_their_owner_alone(files, tmp_path):

@@ -127,3 +127,26 @@ def test_a_file_that_cannot_be_made_is_said_once_and_its_writer_goes_on(tmp_path
     assert caplog.text.count("cannot be written") == 1
     assert not (tmp_path / "elsewhere").exists()
     spool.close()
+
+
+def test_a_rolling_stream_goes_on_once_the_head_has_what_it_sent(tmp_path):
+    """A service prints for months: its cap counts only what the head does not have."""
+    spool = Spool(on_bytes=lambda _: None, cap_bytes=1 << 20, tail_bytes=0)
+    for name, rolling in (("job", False), ("service", True)):
+        spool.add(name, str(tmp_path / name), rolling=rolling)
+    line = b"x" * 1023 + b"\n"
+    for name in ("job", "service"):
+        for _ in range(1500):  # half a MiB too much
+            spool.write(name, line)
+        cut = spool.length(name)
+        assert 1 << 20 <= cut < (1 << 20) + 1024
+        spool.acknowledge(name, cut)
+        spool.write(name, b"newest\n")
+    if os.stat(tmp_path / "service").st_blocks * 512 > 1 << 19:
+        pytest.skip("this file system frees no ranges")
+    added = spool.read("service", 1 << 20, 1 << 20)
+    assert b"output over the cap of 1048576 bytes is dropped from here on\n[phalanx] " in added
+    assert b"bytes of output were dropped in all; its last lines follow\n" in added
+    assert added.endswith(line + b"newest\n")
+    assert b"newest" not in spool.read("job", 0, 1 << 21)
+    spool.close()

@@ -42,6 +42,10 @@ class Logs(Protocol):
         """Length in bytes; 0 for an unknown stream."""
         ...
 
+    def begin(self, key: StreamKey) -> int:
+        """Offset of the first byte that is stored. Only of a long stream of a service the oldest part is removed."""
+        ...
+
     def read(self, key: StreamKey, offset: int, limit: int) -> bytes:
         """At most `limit` bytes from `offset`; empty at the end."""
         ...

@@ -130,15 +130,23 @@ def read_batch(
     for key in services.logs.streams(attempts):
         if not selector.selects(key):
             continue
+        number = key.stream.partition("-")[2]
+        rank = int(number) if key.stream.startswith("rank-") else None
+        begin = services.logs.begin(key)
+        if (offset := cursor.get((key.epoch, key.stream), 0)) < begin:
+            begin += services.logs.read(key, begin, CHUNK_BYTES).find(b"\n") + 1
+            text = (
+                f"[phalanx] {begin - offset} bytes of older output were removed: of a service the newest part is kept\n"
+            )
+            chunks.append(LogChunk(epoch=key.epoch, stream=key.stream, rank=rank, offset=offset, end=begin, text=text))
+            cursor[key.epoch, key.stream] = begin
         while limit_bytes > 0:
             offset = cursor.get((key.epoch, key.stream), 0)
             piece = services.logs.read(key, offset, min(CHUNK_BYTES, max(limit_bytes, 4)))
             whole = piece if ended and len(piece) < CHUNK_BYTES else complete_characters(piece)
-            if not whole:
+            if not whole or services.logs.begin(key) > offset:  # removed while it was read
                 break
             end = offset + len(whole)
-            number = key.stream.partition("-")[2]
-            rank = int(number) if key.stream.startswith("rank-") else None
             text = whole.decode("utf-8", "replace")
             chunks.append(LogChunk(epoch=key.epoch, stream=key.stream, rank=rank, offset=offset, end=end, text=text))
             cursor[key.epoch, key.stream] = end
@@ -182,6 +190,7 @@ def _tails(services: HeadServices, attempts: Sequence[Attempt], wanted: StreamSe
     place: Cursor = {}
     for key in services.logs.streams(attempts):
         offset = max(0, services.logs.end(key) - tail_bytes)
+        offset = max(offset, services.logs.begin(key))
         if wanted.selects(key) and offset:
             newline = services.logs.read(key, offset, CHUNK_BYTES).find(b"\n")
             place[key.epoch, key.stream] = offset + newline + 1

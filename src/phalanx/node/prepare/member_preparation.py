@@ -206,7 +206,7 @@ class NodeServices:
     def stream_key(self, member: MemberRuntime, stream: str) -> str:
         """The spool's key of one of the member's streams; creates the stream on first use."""
         name = StreamName(member.key.job_id, member.key.epoch, stream)
-        self.spool.add(name.key, member.scratch.log(stream))
+        self.spool.add(name.key, member.scratch.log(stream), rolling=member.prepare.spec.service is not None)
         self.shipper.add(name)
         return name.key
 

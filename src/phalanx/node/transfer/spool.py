@@ -50,6 +50,7 @@ class _Stream:
     in_memory: bool = False  # the disk was full at the first byte: `file` is in memory, with our lines alone
     cap_bytes: int
     end: int
+    rolling: bool = False  # the cap counts only what the head does not have
     dropped: int = 0
     marked: bool = False  # a marker line for the bytes dropped since is in the file
     missing: int = 0  # bytes dropped on a full disk since the last line with their number
@@ -92,8 +93,10 @@ class Spool:
         self._epoll.register(self._wake_read, select.EPOLLIN)
         self._thread = start_thread("phalanx-spool", self._run)
 
-    def add(self, stream: str, path: str, *, cap_bytes: int | None = None) -> None:
+    def add(self, stream: str, path: str, *, cap_bytes: int | None = None, rolling: bool = False) -> None:
         """Begin a stream in the file at `path`; existing content is its beginning. Idempotent.
+
+        With `rolling` the stream never ends by itself: the cap counts only what the head has not stored, and the head keeps the newest part.
 
         Raises:
             OSError: the file cannot be opened, or its folder does not exist.
@@ -112,6 +115,7 @@ class Spool:
                 file=file,
                 cap_bytes=self._cap_bytes if cap_bytes is None else cap_bytes,
                 end=0 if file < 0 else os.fstat(file).st_size,
+                rolling=rolling,
             )
             if file >= 0:
                 _reserve(state, _RESERVE_BYTES)
@@ -323,7 +327,11 @@ class Spool:
 
     def _append(self, state: _Stream, data: bytes | memoryview, share: int = 1) -> None:
         """Write as much as cap and disk allow, count the rest. `share`: divisor of the free space to leave; our own text may use more."""
-        kept = data[: max(0, state.cap_bytes - state.end)]
+        room = state.cap_bytes + (state.freed if state.rolling else 0) - state.end
+        if state.rolling and state.marked and state.last and room > state.cap_bytes // 2:
+            self._write_total_dropped(state)  # the head caught up: the output goes on behind its last lines
+            room = state.cap_bytes + state.freed - state.end
+        kept = data[: max(0, room)]
         if state.missing and kept and not self._close_gap(state, len(kept), share):
             state.dropped += len(data)
             state.missing += len(data)

@@ -29,6 +29,7 @@ from phalanx.failpoints import hit
 from phalanx.ports.logs import StreamKey, stream_key
 from phalanx.ports.store import StoreRefused
 from phalanx.store.disk_usage import job_folders, tree_bytes
+from phalanx.store.logs.freed_ranges import free_range
 from phalanx.store.logs.names import (
     STREAM,
     sort_key,
@@ -40,6 +41,9 @@ from phalanx.store.logs.open_files import OpenFile, OpenFiles
 _BATCH_STREAMS: Final = 64  # streams written before they are synced; bounds the locks and descriptors held by one call
 _SYNC_THREADS: Final = 8  # measured: 4 to 16 perform the same
 _SUFFIX: Final = ".log"
+_STEP_BYTES: Final = 16 << 20  # freed at once
+KEPT_BYTES: Final = (256 << 20) + _STEP_BYTES
+"""Of a stream. More than nodes send of one that ends: the cap, its last 64 KiB and lines of the supervisor."""
 Pieces = list[tuple[int, bytes]]  # (offset, bytes)
 
 
@@ -94,6 +98,21 @@ class FileLogs:
             return os.stat(self._path(key), follow_symlinks=False).st_size
         except FileNotFoundError:
             return 0
+
+    def begin(self, key: StreamKey) -> int:
+        """Offset of the first byte that is stored: the older part of a long stream was removed."""
+        if self.end(key) <= KEPT_BYTES:
+            return 0
+        try:
+            fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return 0
+        try:
+            return os.lseek(fd, 0, os.SEEK_DATA)
+        except OSError:  # it has no byte
+            return 0
+        finally:
+            os.close(fd)
 
     def read(self, key: StreamKey, offset: int, limit: int) -> bytes:
         """At most `limit` bytes from `offset`; empty at the end. Does not return bytes that are not durable yet."""
@@ -160,6 +179,8 @@ class FileLogs:
                 ends_before[entry.key] = entry.end if exists else None
                 self._write(entry, pieces[entry.key])
             self._sync([entry for entry in entries if entry.fd >= 0 and entry.durable != entry.end])
+            for entry in entries:
+                _remove_oldest(entry, len(pieces[entry.key]))
         except OSError as error:
             for entry in entries:
                 if entry.durable != entry.end and entry.key in ends_before:
@@ -225,6 +246,18 @@ class FileLogs:
 
     def _path(self, key: StreamKey) -> str:
         return os.path.join(self._root, key.folder, key.stream + _SUFFIX)
+
+
+def _remove_oldest(entry: OpenFile, pieces: int) -> None:
+    """Free the disk space of what is older than the newest KEPT_BYTES, a step at a time. Where the file system cannot, all is kept.
+
+    The nodes end the output of a job at a cap, so that only streams of services are longer.
+    """
+    if not pieces or entry.fd < 0 or entry.end <= KEPT_BYTES + _STEP_BYTES:
+        return
+    limit = (entry.end - KEPT_BYTES) // _STEP_BYTES * _STEP_BYTES
+    if limit > entry.freed and free_range(entry.fd, entry.freed, limit - entry.freed):
+        entry.freed = limit
 
 
 def _sync_file(fd: int) -> None:

@@ -22,6 +22,7 @@ class OpenFile:
     Attributes:
         fd: -1 while the file is not open; it may not exist.
         end: bytes in the file.
+        freed: everything below was removed, by this process.
         durable: bytes that this process has synced; None before the first sync, since bytes of an earlier process may not be on disk.
     """
 
@@ -29,6 +30,7 @@ class OpenFile:
     lock: threading.Lock = field(default_factory=threading.Lock)
     fd: int = -1
     end: int = 0
+    freed: int = 0
     durable: int | None = None
     users: int = 0
 
