@@ -160,6 +160,16 @@ def test_commands_leave_only_after_the_commit(rig):
     assert [one.kind for one in framed] == ["PrepareTasks"]
 
 
+def test_a_live_attempt_is_kept_as_it_was_committed(rig):
+    rig.hello().result(GUARD_S)
+    job = rig.ask(submit(gpus=4))
+    assert rig.driver.committed_attempt(job.id, Epoch(1)) == rig.driver.controller.world.attempts[job.id]
+    rig.ask(CancelJob(job_id=job.id, by=ADA))
+    stopped = MemberStopped(job_id=job.id, epoch=Epoch(1), generation=FIRST_GENERATION, node_id=NodeId("n0"), at_s=T)
+    rig.driver.report([stopped]).result(GUARD_S)
+    assert rig.driver.committed_attempt(job.id, Epoch(1)) is None
+
+
 def test_what_queues_up_during_a_commit_goes_into_the_next_one(rig):
     rig.closed()
     before = len(rig.store.batches)

@@ -115,3 +115,11 @@ def test_posts_of_many_threads_are_all_there():
     for thread in threads:
         thread.join(timeout=100)
     assert [framed.seq for framed in boxes.take("n0", 0)[0]] == list(range(1, 201))
+
+
+def test_several_commands_of_one_step_wake_a_reader_once():
+    boxes, woken = Mailboxes(), []
+    boxes.listen("n0", lambda: woken.append(1))
+    boxes.post("n0", forget(0), forget(1), forget(2))
+    assert woken == [1]
+    assert [one.seq for one in boxes.take("n0", 0)[0]] == [1, 2, 3]

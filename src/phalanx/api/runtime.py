@@ -99,7 +99,7 @@ class ApiRuntime:
         self.program_access = ProgramAccess(services.clock)
         self.sessions = ExecSessionRegistry(services.limits)
         self.websockets: set[asyncio.Task[None]] = set()
-        self.supervisors = SupervisorRegistry(services.store)
+        self.supervisors = SupervisorRegistry(services.store, services.controller.committed_attempt)
         self.checkpoint_copies = CheckpointCopies(services.checkpoint_root, services.output_root)
         self.output_copies = OutputCopies(services.output_root)
         self.output_usage = OutputUsage(services, self.output_copies)

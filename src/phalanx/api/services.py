@@ -167,6 +167,10 @@ class ControllerClient(Protocol):
         """Counters of the controller's loop."""
         ...
 
+    def committed_attempt(self, job_id: JobId, epoch: Epoch) -> Attempt | None:
+        """Return a live attempt that was placed lately, as it was committed last; None: ask the store."""
+        ...
+
     def supervisor_of(self, node_id: NodeId, job_id: JobId, epoch: Epoch) -> NodeId:
         """Return the name of the supervisor that runs a node's part of an attempt."""
         ...

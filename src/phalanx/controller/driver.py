@@ -37,7 +37,7 @@ from phalanx.core.ids import Epoch, JobId, NodeId, ServiceId
 from phalanx.core.resources import Resources
 from phalanx.core.scheduling.estimates.job_speeds import estimate_texts
 from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker
-from phalanx.core.state.commands import DeleteCheckpoints, LimitPower
+from phalanx.core.state.commands import Command, DeleteCheckpoints, LimitPower
 from phalanx.core.state.events import Event, Request, SubmitJob
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.reports import DiskFreed, Report
@@ -54,6 +54,7 @@ INBOX_MAX: Final = 50_000  # items waiting; above that, requests are refused wit
 GATHER_S: Final = (
     0.01  # from the begin of one step to that of the next if only reports wait; a step and its commit cost 2 to 5 ms
 )
+ATTEMPTS_KEPT: Final = 1000  # for the first reports of their supervisors, which come within seconds
 STEP_EVENTS_MAX: Final = 4096  # in one step, so that answers do not wait for the whole queue
 SNAPSHOTS_MAX: Final = 64  # snapshot requests waiting; each comes from one user's question
 RETRY_WAIT_S: Final = 0.5  # before retrying observations after a refused commit
@@ -129,6 +130,7 @@ class ControllerDriver:
     _awaited_checked_s: float = float("-inf")
     _disks_checked_s: float = float("-inf")
     _full_disks: dict[NodeId, float] = field(default_factory=dict)
+    _committed: dict[tuple[JobId, Epoch], Attempt] = field(default_factory=dict)  # the newest, oldest first
     _thread: threading.Thread | None = None
 
     @property
@@ -200,6 +202,10 @@ class ControllerDriver:
     def supervisor_of(self, node_id: NodeId, job_id: JobId, epoch: Epoch) -> NodeId:
         """Name of the supervisor that runs a node's part of an attempt: the node's own, or its seat's."""
         return supervisor_name_of(self.controller.world.nodes, node_id, job_id, epoch)
+
+    def committed_attempt(self, job_id: JobId, epoch: Epoch) -> Attempt | None:
+        """A live attempt as it was committed last, if it is among the ATTEMPTS_KEPT that were placed last; None: ask the store."""
+        return self._committed.get((job_id, epoch))
 
     def start(self, *, leases_until_s: float = 0.0) -> None:
         """Take over the loaded world and start the loop. `leases_until_s`: as in `Controller.start`."""
@@ -410,6 +416,7 @@ class ControllerDriver:
         parts: tuple[Callable[[], None], ...] = (
             partial(self.controller.committed, outbox, now),
             partial(self.on_commit, outbox),
+            partial(self._keep_attempts, outbox),
             partial(self._send_commands, outbox),
             partial(self._notify_engines, outbox),
             partial(self._send_provider_calls, outbox),
@@ -422,6 +429,8 @@ class ControllerDriver:
                 _log.exception("internal error after a commit")
 
     def _send_commands(self, outbox: StepResult) -> None:
+        """Post the commands, all of a supervisor at once, so that its next answer has all of them."""
+        found: dict[NodeId, list[Command]] = {}
         for command in outbox.commands:
             match command:
                 case LimitPower():
@@ -431,9 +440,22 @@ class ControllerDriver:
                     name = self.supervisor_of(command.node_id, command.job_id, epoch)
                 case _:
                     name = self.supervisor_of(command.node_id, command.job_id, command.epoch)
-            self.mailboxes.post(name, command)
+            found.setdefault(name, []).append(command)
+        for name, commands in found.items():
+            self.mailboxes.post(name, *commands)
         for name in outbox.lost:
             self.mailboxes.remove(name)
+
+    def _keep_attempts(self, outbox: StepResult) -> None:
+        """Keep what was committed, before a supervisor can report on it."""
+        for record in outbox.change.records:
+            if isinstance(record, Attempt):
+                if record.holds_allocation:
+                    self._committed[record.job_id, record.epoch] = record
+                else:
+                    self._committed.pop((record.job_id, record.epoch), None)
+        while len(self._committed) > ATTEMPTS_KEPT:
+            del self._committed[next(iter(self._committed))]
 
     def _send_provider_calls(self, outbox: StepResult) -> None:
         if self.providers is not None and outbox.provider_calls:

@@ -39,13 +39,14 @@ class Mailboxes:
         )
         self._next_listener = 0
 
-    def post(self, node_id: NodeId, command: Command | OpenExec) -> None:
-        """Append a command to the node's box and wake its listeners. A full box drops its oldest command."""
+    def post(self, node_id: NodeId, *commands: Command | OpenExec) -> None:
+        """Append commands to the node's box and wake its listeners once. A full box drops its oldest commands."""
         with self._lock:
             box = self._box(node_id)
-            box.last += 1
-            box.waiting.append((box.last, command))
-            if len(box.waiting) > BOX_COMMANDS_MAX:
+            for command in commands:
+                box.last += 1
+                box.waiting.append((box.last, command))
+            while len(box.waiting) > BOX_COMMANDS_MAX:
                 box.waiting.popleft()
             listeners = tuple(box.listeners.values())
         for wake in listeners:

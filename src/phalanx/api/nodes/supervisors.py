@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,6 +12,7 @@ from phalanx.controller.leases import UnknownSupervisor
 from phalanx.core.errors import NotPermitted
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 from phalanx.core.work.allocation import NodeGrant
+from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.seats import parse_seat
 from phalanx.ports.store import Store
 
@@ -28,10 +30,15 @@ class RegisteredSupervisor:
 
 
 class SupervisorRegistry:
-    """All supervisors that registered with this process of the head. Use it on the event loop only."""
+    """All supervisors that registered with this process of the head. Use it on the event loop only.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    `committed` returns an attempt that was placed lately, as it is stored; None: the store must be asked.
+    """
+
+    def __init__(
+        self, store: Store, committed: Callable[[JobId, Epoch], Attempt | None] = lambda _job_id, _epoch: None
+    ) -> None:
+        self._store, self._committed = store, committed
         self._registered: dict[NodeId, RegisteredSupervisor] = {}
         self._grants: OrderedDict[tuple[JobId, Epoch], dict[NodeId, tuple[NodeGrant, str]]] = OrderedDict()
         self._grant_count = 0  # a gang has one per node
@@ -77,7 +84,8 @@ class SupervisorRegistry:
         return grant
 
     def _look_up(self, job_id: JobId, epoch: Epoch) -> dict[NodeId, tuple[NodeGrant, str]]:
-        for attempt in self._store.attempts(job_id):
+        committed = self._committed(job_id, epoch)
+        for attempt in self._store.attempts(job_id) if committed is None else (committed,):
             if attempt.epoch == epoch:
                 grants = {grant.node_id: (grant, attempt.folder) for grant in attempt.allocation.grants}
                 self._cache((job_id, epoch), grants)
