@@ -1,11 +1,10 @@
 """One plain request and its response (`plain_requests`): uvicorn's cycle, but the response is framed here and not by h11.
 
-The head goes out together with the body that follows at once, in one write; uvicorn and h11 make three of it.
+The head of a response whose length is known goes out with the first bytes of its body, in one write; uvicorn and h11 make three of it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any, Final
 
@@ -71,7 +70,8 @@ class PlainCycle(RequestResponseCycle):
         if lines.count(b"\r\n") != len(headers) or _HEADERS.fullmatch(lines) is None:
             raise RuntimeError(f"a header of the response is invalid: {lines[:500]!r}")
         self._head = b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, STATUS_PHRASES[status], lines)
-        asyncio.get_running_loop().call_soon(self._write, b"")  # unless the body follows at once, as nearly always
+        if self._left is None:  # a stream, whose first part may come much later
+            self._write(b"")
 
     def _send_body(self, body: bytes, *, more: bool) -> None:
         if self._left is None:
@@ -91,7 +91,7 @@ class PlainCycle(RequestResponseCycle):
 
     def _write(self, data: bytes) -> None:
         head, self._head = self._head, b""
-        if (head or data) and not self.disconnected:
+        if head or data:
             self.transport.write(head + data if head else data)
 
 
