@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,6 +32,7 @@ from phalanx.api.http.websocket_protocol import (
 from phalanx.api.runtime import runtime_of_app
 from phalanx.core.errors import Conflict, PhalanxError
 from phalanx.core.hints import Hint, HintCode
+from phalanx.core.ticks import until_tick_s
 from phalanx.core.work.job import JobState
 
 _BACKLOG: Final = 1024
@@ -91,7 +93,7 @@ class HeadServer(uvicorn.Server):
         ticks = 0
         while not await self.on_tick(ticks):
             timer = self._loop.call_later(
-                _DATE_EVERY_S, self._tick.set
+                until_tick_s(_DATE_EVERY_S, time.monotonic()), self._tick.set
             )  # one turn of the loop; `asyncio.wait_for` takes five
             await self._tick.wait()
             timer.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import JobId, ServiceId
 from phalanx.core.state.events import RecordBatchUse
 from phalanx.core.state.records import SERVICES
+from phalanx.core.ticks import until_tick_s
 from phalanx.core.work.services.service_use import BATCH_SERVICE_LABEL, BatchUse, ServiceUseHour
 
 RECORD_S: Final = 2.0
@@ -54,7 +56,7 @@ class BatchUseRecorder:
     async def run(self) -> None:
         """Record until cancelled."""
         while True:
-            await asyncio.sleep(RECORD_S)
+            await asyncio.sleep(until_tick_s(RECORD_S, time.monotonic()))
             with contextlib.suppress(PhalanxError):  # such as a full disk: the next round tries again
                 await self.record()
 

@@ -23,6 +23,7 @@ from phalanx.core.errors import PhalanxError, TryLater
 from phalanx.core.ids import JobId, ProjectId
 from phalanx.core.state.events import MarkChannels
 from phalanx.core.state.records import CHANNEL_MARKS, CHANNELS
+from phalanx.core.ticks import until_tick_s
 from phalanx.core.work.channel import KINDS, Channel, ChannelMark, ChannelTopic, Message, message_of
 from phalanx.core.work.job import Job
 from phalanx.core.work.job_file.notify import may_be_named
@@ -123,7 +124,7 @@ class ChannelSender:
                 self._mark()
 
     def _run(self) -> None:
-        while not self._closing.wait(TICK_S):
+        while not self._closing.wait(until_tick_s(TICK_S, time.monotonic())):
             try:
                 self.step()
             except PhalanxError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections import OrderedDict, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from phalanx.core.ids import JobId, ProjectId, UserId
 from phalanx.core.state.events import MarkChannels
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import CHANNEL_MARKS, CHANNELS, SECRETS, SIGN_IN
+from phalanx.core.ticks import until_tick_s
 from phalanx.core.work.channel import JOB_MARKS, ChannelMark, Message
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.job_file.notify import (
@@ -121,7 +123,7 @@ class JobNotifier:
             self._drop_idle()
 
     def _run(self) -> None:
-        while not self._closing.wait(TICK_S):
+        while not self._closing.wait(until_tick_s(TICK_S, time.monotonic())):
             try:
                 self.step()
             except PhalanxError as error:

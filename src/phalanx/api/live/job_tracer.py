@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -16,6 +17,7 @@ from phalanx.core.accounting.job_trace import JobSpan, job_trace
 from phalanx.core.errors import PhalanxError, TryLater
 from phalanx.core.ids import JobId
 from phalanx.core.state.history import HistoryLine
+from phalanx.core.ticks import until_tick_s
 from phalanx.core.work.job import TERMINAL_STATES
 
 TICK_S: Final = 2.0
@@ -68,7 +70,7 @@ class JobTracer:
         self._store_position()
 
     def _run(self) -> None:
-        while not self._closing.wait(TICK_S):
+        while not self._closing.wait(until_tick_s(TICK_S, time.monotonic())):
             try:
                 self.step()
             except PhalanxError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -32,6 +33,7 @@ from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.records import ATTEMPT_USES, USAGE_HOURS, USAGE_MARKS
 from phalanx.core.state.reports import IdleJob, Report, UsageCounted
 from phalanx.core.state.world import World
+from phalanx.core.ticks import until_tick_s
 from phalanx.core.work.pace import TimedStep
 from phalanx.core.work.usage.attempt_use import AttemptUse
 from phalanx.core.work.usage.usage_hour import USAGE_MARK, UsageHour, UsageMark
@@ -175,7 +177,7 @@ class UsageRecorder:
     # ---- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stopping.wait(TICK_S):
+        while not self._stopping.wait(until_tick_s(TICK_S, time.monotonic())):
             try:
                 self._look_for_waste()
                 if self._now_ms() - self._stored_ms >= STORE_EVERY_MS:

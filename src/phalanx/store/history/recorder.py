@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Final
 
 from phalanx.core.ids import JobId, NodeId
+from phalanx.core.ticks import until_tick_s
 from phalanx.core.work.pace import TimedStep
 from phalanx.ports.clock import Clock
 from phalanx.ports.history import ChunkKind, HistoryStore, HistoryUnavailable, StoredChunk
@@ -149,7 +151,7 @@ class HistoryRecorder:
     # ---- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stopping.wait(TICK_S):
+        while not self._stopping.wait(until_tick_s(TICK_S, time.monotonic())):
             self.turn()
         self.turn(everything=True)
 
