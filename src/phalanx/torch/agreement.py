@@ -99,6 +99,14 @@ class RankAgreement:
         work.wait()
         self._store(RankRequest(**dict(zip(_WISH_FIELDS, tensor.tolist(), strict=True))))
 
+    def leave(self) -> None:
+        """Finish the exchange in progress and leave the group: later requests are this rank's own. Ends the group's threads (`Session.finish`)."""
+        try:
+            self.finish_exchange()
+        except RuntimeError:  # another rank has left already; the result of this last exchange is not needed
+            pass
+        self._group = None
+
     def _launch(self, submission: RankRequest) -> None:
         if self._group is None:
             self._store(submission)

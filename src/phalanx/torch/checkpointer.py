@@ -236,6 +236,11 @@ class Checkpointer:
                 self._current = None
         return self.durable_step
 
+    def close(self) -> None:
+        """Wait for the write in progress, and leave the group of the ranks: nothing can be saved or loaded any more."""
+        self.wait()
+        self._group = None
+
     def _finish_save(self, save: _Save | None) -> None:
         """Record a finished save, in the training thread."""
         if save is not None and save.digest is not None:

@@ -114,13 +114,14 @@ class RankSession:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def finish(self) -> None:
-        """Implement `phalanx.torch.finish`."""
+        """Implement `phalanx.torch.finish`.
+
+        The groups end here, with their threads. One that is alive when Python exits aborts the rank if it is the last to release a tensor:
+        it waits for the interpreter, which ends it in the midst of C++.
+        """
         for saver in self.checkpointers:
-            saver.wait()
-        try:
-            self.agreement.finish_exchange()
-        except RuntimeError:  # another rank has left already; the result of this last exchange is not needed
-            pass
+            saver.close()
+        self.agreement.leave()
         if dist.is_initialized():
             dist.destroy_process_group()
         self.pipe.send(
