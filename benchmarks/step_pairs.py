@@ -80,6 +80,9 @@ def step_overhead(pairs: int) -> list[Figure]:
     """Measure pairs; the figure of a pair is the median, over its slices, of a launched slice over the slice by hand beside it."""
     order = random.Random(0)
     ratios, by_hand_ms, launched_ms = [], [], []
+    load = os.getloadavg()[
+        0
+    ]  # of other work: with any, the figure says how the kernel shares the cores, not what a launch costs
     with cluster("1x2") as head:
         for pair in range(pairs):
             hand, launched = _pair(head, order)
@@ -97,7 +100,7 @@ def step_overhead(pairs: int) -> list[Figure]:
             percent,
             "%",
             1.0,
-            note=f"one-sided 95 % bounds of the median {low:.2f} and {high:.2f} % over {pairs} pairs",
+            note=f"one-sided 95 % bounds of the median {low:.2f} and {high:.2f} % over {pairs} pairs; load average {load:.1f} at the begin",
         ),
         at_most("the same, upper 95 % bound", [high], "%", 1.0),
         plain_figure("DDP step by hand", by_hand_ms, "ms"),
