@@ -62,7 +62,7 @@ def test_a_refusal_that_names_a_file_arrives_whatever_its_name_is():
 
 
 def test_a_line_of_ours_in_a_jobs_log_may_name_any_file(tmp_path):
-    from phalanx.node.prepare.member_preparation import NodeServices
+    from phalanx.node.prepare.node_services import NodeServices
 
     written = []
     shop = NodeServices.__new__(NodeServices)

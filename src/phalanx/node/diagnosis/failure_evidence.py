@@ -11,7 +11,7 @@ from typing import Final
 from phalanx.core.work.failure import FailureEvidence, StuckPosition
 from phalanx.node.logic.evidence import last_lines
 from phalanx.node.member.member_runtime import MemberRuntime, rank_task_id
-from phalanx.node.prepare.member_preparation import NodeServices
+from phalanx.node.prepare.node_services import NodeServices
 from phalanx.node.probes.kernel_log import KernelLog
 
 TAIL_BYTES: Final = 16_384  # a traceback of a deep framework has some hundred lines; the last ones matter

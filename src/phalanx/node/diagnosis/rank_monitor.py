@@ -18,7 +18,7 @@ from phalanx.node.logic.actions import FreezeMember, ThawMember
 from phalanx.node.logic.events import HangDetected, SupervisorEvent, TaskEnded
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.member.rank_reports import RankReport
-from phalanx.node.prepare.member_preparation import NodeServices
+from phalanx.node.prepare.node_services import NodeServices
 from phalanx.node.probes.devices import DeviceFacts
 from phalanx.node.probes.kernel_log import KernelLog
 from phalanx.node.processes.thread_pool import KeyedThreadPool

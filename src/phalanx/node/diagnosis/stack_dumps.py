@@ -18,7 +18,7 @@ from typing import Final
 from phalanx.core.work.failure import StuckPosition
 from phalanx.node.logic.evidence import stack_position
 from phalanx.node.member.member_runtime import MemberRuntime
-from phalanx.node.prepare.member_preparation import NodeServices
+from phalanx.node.prepare.node_services import NodeServices
 from phalanx.node.processes.proctable import (
     ProcessIdentity,
     descendants,

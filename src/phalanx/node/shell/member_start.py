@@ -22,7 +22,7 @@ from phalanx.node.logic.warm_start import parse_warm_command
 from phalanx.node.member.member_runtime import MemberRuntime, rank_task_id
 from phalanx.node.mpi.mpi_rank import mpi_command
 from phalanx.node.prepare import container_images, path_probe
-from phalanx.node.prepare.member_preparation import NodeServices
+from phalanx.node.prepare.node_services import NodeServices
 from phalanx.node.prepare.software_environment import dressed
 from phalanx.node.processes.attempt_processes import TaskNotStarted, TaskSpec
 from phalanx.node.terminal.terminal_rank import on_terminal

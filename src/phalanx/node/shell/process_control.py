@@ -26,7 +26,7 @@ from phalanx.node.logic.events import (
 )
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.prepare import container_images
-from phalanx.node.prepare.member_preparation import NodeServices
+from phalanx.node.prepare.node_services import NodeServices
 from phalanx.node.processes.thread_pool import KeyedThreadPool
 
 KILL_THREADS: Final = 4

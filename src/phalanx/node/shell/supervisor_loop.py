@@ -82,7 +82,7 @@ from phalanx.node.power.limit_order import apply_power_limits
 from phalanx.node.prepare import data_staging, member_preparation
 from phalanx.node.prepare.data_server import DataServers
 from phalanx.node.prepare.hook_runner import OperatorHooks
-from phalanx.node.prepare.member_preparation import NodeServices
+from phalanx.node.prepare.node_services import NodeServices
 from phalanx.node.prepare.setup_runner import SETUP_TASKS
 from phalanx.node.probes.devices import DeviceProbe
 from phalanx.node.probes.preflight_checks import PreflightChecks
