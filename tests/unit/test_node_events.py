@@ -67,7 +67,7 @@ def test_a_line_of_ours_in_a_jobs_log_may_name_any_file(tmp_path):
     written = []
     shop = NodeServices.__new__(NodeServices)
     spool, shipper = (
-        SimpleNamespace(add=lambda *_: None, write=lambda _, data: written.append(data)),
+        SimpleNamespace(add=lambda *_, **__: None, write=lambda _, data: written.append(data)),
         SimpleNamespace(add=lambda _: None),
     )
     for name, value in (("spool", spool), ("shipper", shipper)):
