@@ -1,10 +1,12 @@
 """Judge policies on families of drawn traces and on public ones: completion times, waits and stops, in virtual time by the policy's board.
 
-python -m benchmarks.policy [--json] [--quick] [--seeds 1 2] [--policies default,las] [--traces steady,muri_trace3] [--picture front.svg]
+python -m benchmarks.policy [--json] [--quick] [--seeds 1 2] [--policies default,las] [--traces steady,muri_trace3] [--reporting 0.5] [--picture front.svg]
 
 Settings of a policy are chosen on one half of the families and judged on the other half and on the public traces, which are read where they
 exist (see benchmarks.replays). Each preemption and move costs 60 s with every policy. `backfill`, `sjf` and `srtf` know every run time, which
 no cluster does: they are yardsticks. For what is wanted see `WANTED`.
+`--reporting 0.5` lets half of the jobs with 2 GPUs and more report their progress, from the seed of the trace, so that `default` reads when they end.
+`--stating 3` lets all these reports be wrong: they state 3 times the true run time.
 `misled-long` and `misled-short`, by name only, are the default policy after a history whose run times are wrong by a factor of ten.
 """
 
@@ -14,11 +16,13 @@ import argparse
 import json
 import math
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -91,6 +95,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--policies", default=",".join(COMPARED))
     parser.add_argument("--traces", default="", help="families and public traces; all if empty")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--reporting", type=float, default=0.0, help="share of jobs with 2 GPUs and more that report their progress"
+    )
+    parser.add_argument(
+        "--stating", type=float, default=1.0, help="run time that they state, as a multiple of the true one"
+    )
     parser.add_argument("--picture", type=Path, help="draw the front: .svg, .png or .pdf")
     given = parser.parse_args(argv)
     known = (*CHOSEN_ON, *JUDGED_ON, *PUBLIC)
@@ -100,7 +110,8 @@ def main(argv: list[str] | None = None) -> None:
         if name not in names:
             parser.error(f"unknown {name!r}; known are {', '.join(names)}")
     seeds = given.seeds[:1] if given.quick else given.seeds
-    replays = replay_all(traces, policies, seeds, given.workers)
+    reporting = (given.reporting, given.stating)
+    replays = replay_all(traces, policies, seeds, given.workers, reporting)
     found = {half: compare(one for one in replays if one.half == half) for half in ("chosen on", "judged on", "public")}
     missed = [text for one in replays if one.policy == "default" for text in misses(one, replays)]
     if given.picture:
@@ -117,9 +128,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def replay_all(
-    traces: Sequence[str], policies: Sequence[str], seeds: Sequence[int], workers: int
+    traces: Sequence[str],
+    policies: Sequence[str],
+    seeds: Sequence[int],
+    workers: int,
+    reporting: tuple[float, float] = (0.0, 1.0),
 ) -> list[PolicyReplay]:
-    """Replay each policy on each trace; a public trace once, and only if it exists."""
+    """Replay each policy on each trace; a public trace once, and only if it exists. `reporting`: as in `with_reports`."""
     here = [name for name in traces if name in FAMILIES or public_path(name) is not None]
     for name in traces:
         if name not in here:
@@ -131,16 +146,17 @@ def replay_all(
     order = sorted(tasks, key=lambda task: (task[0] in FAMILIES, task[0] != "muri_trace1" or task[2] != "las"))
     found: dict[tuple[str, int, str], PolicyReplay] = {}
     with ProcessPoolExecutor(workers) as pool:
-        for task, one in zip(order, pool.map(replay, order), strict=True):
+        for task, one in zip(order, pool.map(replay, order, repeat(reporting)), strict=True):
             found[task] = one
             print_progress(f"{len(found)} of {len(tasks)}: {one.policy} on {one.trace}, {one.cpu_s:.1f} s of CPU time")
     return [found[task] for task in tasks]
 
 
-def replay(task: tuple[str, int, str]) -> PolicyReplay:
+def replay(task: tuple[str, int, str], reporting: tuple[float, float] = (0.0, 1.0)) -> PolicyReplay:
     """Replay a trace, by name and seed, under a policy."""
     name, seed, policy = task
     trace, nodes = trace_named(name, seed)
+    trace = with_reports(trace, seed, *reporting)
     begun_s = time.process_time()
     make = COMPARED[policy] if policy in COMPARED else lambda: misled_policy(trace, MISLED[policy])
     report = build_report(simulate_board(trace, nodes, make, restart_cost_s=RESTART_COST_S), wall_s=0.0)
@@ -157,6 +173,14 @@ def replay(task: tuple[str, int, str]) -> PolicyReplay:
         moves_per_job=round(report.moves / report.jobs, 3),
         cpu_s=round(time.process_time() - begun_s, 1),
     )
+
+
+def with_reports(trace: Trace, seed: int, share: float, factor: float) -> Trace:
+    """Let this share of the jobs with 2 GPUs and more report their progress, which states `factor` times their run time."""
+    chance = random.Random(seed)  # not used for security
+    drawn = [(job, chance.random() < share and job.gpus >= 2) for job in trace.jobs]
+    jobs = tuple(replace(job, stated_s=factor * job.duration_s) if reports else job for job, reports in drawn)
+    return replace(trace, jobs=jobs)
 
 
 def misled_policy(trace: Trace, factor: float) -> DefaultPolicy:

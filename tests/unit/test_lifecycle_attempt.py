@@ -619,6 +619,17 @@ def test_the_pace_of_an_attempt_is_kept_on_its_job_with_what_it_ran_on():
     assert transition(case, told, facts(1)).job.paces == ()  # its nodes are gone: nothing is known of them
 
 
+def test_a_job_keeps_when_it_ends_by_its_own_progress_over_its_attempts():
+    case = at(placed(job("1", gpus="2x2", attained_s=100.0)), S.RUNNING)
+    case = replace(case, attempt=replace(case.attempt, first_running_s=T))
+    pace = StepPace(steps=40, step_s=0.25, steps_left=400)
+    told = ProgressReported(**keyed(case.attempt), step=40, pace=pace)
+    stated = transition(case, told, facts(30)).job.stated_end
+    assert (stated.served_s, stated.left_s, stated.epoch) == (130.0, 100.0, case.attempt.epoch)
+    silent = transition(case, replace(told, pace=replace(pace, steps_left=None)), facts(30)).job
+    assert silent.stated_end is None
+
+
 def test_states_are_all_in_the_table_but_the_last():
     assert {state for state, _ in TRANSITIONS} == set(S) - {S.ENDED}
     assert {kind for _, kind in TRANSITIONS} == set(KINDS)

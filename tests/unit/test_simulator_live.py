@@ -68,6 +68,22 @@ def test_lifecycle_replay_ends_every_job_when_the_board_alone_says(name):
     assert max(outcome.wait_s for outcome in live.jobs) > 0.0
 
 
+def test_both_replays_read_the_same_of_jobs_that_report_their_progress():
+    """A third of the jobs reports no progress; half of the others state it wrongly."""
+    silent = crowd(250)
+    factors = (None, 1.0, 0.2, None, 1.0, 5.0)
+    jobs = [
+        job if (factor := factors[n % 6]) is None else replace(job, stated_s=factor * job.duration_s)
+        for n, job in enumerate(silent)
+    ]
+    bare = replay_board(jobs, equal_nodes(4, 8), policy_named("default"))
+    live = replay_lifecycle(jobs, equal_nodes(4, 8), PolicySettings())
+    ends = [outcome.end_s for outcome in bare.jobs]
+    assert [outcome.end_s for outcome in live.jobs] == ends
+    assert (live.preemptions, live.moves) == (bare.preemptions, bare.moves)
+    assert [one.end_s for one in replay_board(silent, equal_nodes(4, 8), policy_named("default")).jobs] != ends
+
+
 def test_default_policy_ends_every_job_and_gives_every_device_back():
     run = _Replay(crowd(200), equal_nodes(4, 8), PolicySettings(), 60.0, skip_never=False)
     run.run(0.0, None)

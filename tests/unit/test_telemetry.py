@@ -89,6 +89,10 @@ def test_a_pace_is_the_median_of_enough_steps_of_the_present_processes():
 
     assert told(1, 19, 0.5) == [None] * 19
     assert told(20, 1, 0.5) == [StepPace(steps=20, step_s=0.5, tokens=64)]
+    live.put_steps("1", 1, 0, line("planned", steps_total=50))
+    assert [pace.steps_left for pace in told(21, 1, 0.5)] == [29]
+    live = Telemetry()
+    told(1, 20, 0.5)
     (stalled, *_, last) = told(61, 3, 0.5)  # 40 steps' time passed without one
     assert (stalled.step_s, last.step_s, last.steps) == (0.5, 0.5, 23)
     assert told(64, 1, 0.5, generation=1) == [None]

@@ -397,6 +397,7 @@ def _pace(track: _Track) -> StepPace | None:
         steps=track.reported,
         step_s=median(later - earlier for earlier, later in pairwise(ends)) / 1e9,
         tokens=int(median(tokens)) if len(tokens) == len(track.steps) else 0,
+        steps_left=None if track.steps_total is None or track.step is None else max(0, track.steps_total - track.step),
     )
 
 

@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from phalanx.core.errors import NeverFits
+from phalanx.core.ids import Epoch
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import (
     Decision,
@@ -19,6 +20,7 @@ from phalanx.core.scheduling.board_records import (
     JobEntry,
 )
 from phalanx.core.scheduling.policy import Policy
+from phalanx.core.work.pace import with_stated_end
 from phalanx.simulator.fleet import TraceNode
 from phalanx.simulator.results import (
     PROGRESS_EVERY,
@@ -104,6 +106,7 @@ class _BoardReplay:
             ),
             submit_s=job.submit_s,
             size_s=job.duration_s if self.size_of is None else self.size_of(job),
+            stated_end=None if job.reported_pace is None else with_stated_end(None, job.reported_pace, Epoch(1), 0.0),
         )
         self.entries.append(entry)
         board.add_waiting(entry)

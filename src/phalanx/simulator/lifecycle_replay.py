@@ -138,6 +138,7 @@ class _Replay:
             queues=queues,
             pools=pools,
         )
+        self.cluster.supervisors.paces = {job.id: job.reported_pace for job in jobs if job.reported_pace is not None}
         self.submits = _submits(jobs, nodes, queues)
         if not skip_never:
             for job, error in judge_jobs(self.cluster, jobs, self.submits, start_s):

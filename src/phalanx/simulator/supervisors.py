@@ -19,10 +19,19 @@ from phalanx.core.state.commands import (
     StartTasks,
     StopTasks,
 )
-from phalanx.core.state.reports import CheckpointSaved, MemberReady, MemberStarted, MemberStopped, Report, TaskExited
+from phalanx.core.state.reports import (
+    CheckpointSaved,
+    MemberReady,
+    MemberStarted,
+    MemberStopped,
+    ProgressReported,
+    Report,
+    TaskExited,
+)
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import TaskExit
 from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.core.work.pace import StepPace
 
 _PORT: Final = 29500  # torchrun's default; never bound here
 _SERVICE_PORT: Final = 8000  # of replicas; likewise
@@ -36,6 +45,7 @@ class ReplayGang:
         started_nodes: number of nodes on which its tasks have started.
         running: whether its tasks run on every node.
         has_run: whether they ever did.
+        name: of its job.
     """
 
     epoch: Epoch
@@ -44,6 +54,7 @@ class ReplayGang:
     started_nodes: int = 0
     running: bool = False
     has_run: bool = False
+    name: str = ""
 
 
 class GangEvent(enum.Enum):
@@ -72,10 +83,12 @@ class ReplaySupervisors:
 
     Attributes:
         gangs: live attempts by job.
+        paces: of jobs that report their progress, by name, until they start for the first time and report it.
     """
 
     def __init__(self) -> None:
         self.gangs: dict[JobId, ReplayGang] = {}
+        self.paces: dict[str, StepPace] = {}
 
     def execute(self, commands: Iterable[Command], now_s: float) -> SupervisorReplies:
         """Execute the commands of one step at once."""
@@ -105,7 +118,12 @@ class ReplaySupervisors:
     def _prepare(self, command: PrepareTasks) -> Report:
         gang = self.gangs.get(command.job_id)
         if gang is None or gang.epoch != command.epoch or gang.generation != command.generation:
-            gang = ReplayGang(epoch=command.epoch, generation=command.generation, allocation=command.allocation)
+            gang = ReplayGang(
+                epoch=command.epoch,
+                generation=command.generation,
+                allocation=command.allocation,
+                name=command.spec.name,
+            )
             self.gangs[command.job_id] = gang
         first = gang.allocation.grants[0].node_id == command.node_id
         resume = command.candidates[0] if first and command.candidates else None
@@ -134,6 +152,13 @@ class ReplaySupervisors:
                 at_s=now_s,
             )
         )
+        pace = self.paces.pop(gang.name, None) if gang.running else None
+        if pace is not None:
+            replies.reports.append(
+                ProgressReported(
+                    job_id=command.job_id, epoch=gang.epoch, generation=gang.generation, step=pace.steps, pace=pace
+                )
+            )
 
     def _stop(self, command: StopTasks, now_s: float, replies: SupervisorReplies) -> None:
         """Stop the whole gang at the first command: a save needs all ranks, so all nodes stop together."""

@@ -13,11 +13,13 @@ from typing import Final
 
 from phalanx.core.errors import BadFile
 from phalanx.core.work.gpus import GPU_KINDS_MAX
+from phalanx.core.work.pace import PACE_STEPS_MIN, StepPace
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
 COLUMNS: Final = ("job_id", "submit_s", "duration_s", "num_gpus")
 _SWF_FIELDS: Final = 18
 _RUN_TIME_COLUMN: Final = re.compile(r"duration_(?P<model>[a-z0-9_.-]+)_s")
+REPORTED_STEPS: Final = 1_000_000  # of a job that reports its progress: a step of the longest job stays under a day
 _SHOWN_MAX: Final = 5  # bad rows listed in one error
 
 
@@ -29,6 +31,7 @@ class TraceJob:
         models: acceptable GPU models, best first, as `normalize_model` formats them; empty for any.
         virtual_cluster: its virtual cluster; "" for none.
         limit_s: its time limit, or None when none was published.
+        stated_s: run time that its reports of progress state, true or not; None if it reports none.
         line: its line in the file.
         share_milli: thousandths of one device instead of whole ones; 0 for none.
         cpu_milli: thousandths of CPUs; 0 when none were published.
@@ -43,6 +46,7 @@ class TraceJob:
     models: tuple[str, ...] = ()
     virtual_cluster: str = ""
     limit_s: float | None = None
+    stated_s: float | None = None
     line: int = 0
     share_milli: int = 0
     cpu_milli: int = 0
@@ -52,6 +56,14 @@ class TraceJob:
     def run_time_on(self, model: str) -> float:
         """Seconds that it runs on GPUs of this model, as `normalize_model` formats it."""
         return dict(self.run_time_by_model).get(model, self.duration_s)
+
+    @property
+    def reported_pace(self) -> StepPace | None:
+        """What it reports of its progress as soon as it has started; None if it reports none."""
+        if self.stated_s is None:
+            return None
+        step_s = max(self.stated_s, 1e-3) / REPORTED_STEPS
+        return StepPace(steps=PACE_STEPS_MIN, step_s=step_s, steps_left=REPORTED_STEPS)
 
     @property
     def run_time_min_s(self) -> float:
@@ -149,7 +161,7 @@ def _job(cells: list[str], at: dict[str, int], line: int, *, with_parts: bool) -
     name = cells[at["job_id"]].strip()
     if not name:
         raise ValueError("job_id is blank")
-    limit = cell("limit_s")
+    limit, stated = cell("limit_s"), cell("stated_s")
     by_model, unable = _run_times(cell, at)
     gpus, share_milli = _amount(cells[at["num_gpus"]]) if with_parts else (_count(cells[at["num_gpus"]]), 0)
     return TraceJob(
@@ -166,6 +178,7 @@ def _job(cells: list[str], at: dict[str, int], line: int, *, with_parts: bool) -
         run_time_by_model=by_model,
         virtual_cluster=cell("vc"),
         limit_s=_number(limit, "limit_s", low=0.0) if limit else None,
+        stated_s=_number(stated, "stated_s", low=0.0) if stated else None,
         line=line,
     )
 

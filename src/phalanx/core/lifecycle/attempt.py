@@ -61,7 +61,7 @@ from phalanx.core.work.attempt import (
 )
 from phalanx.core.work.failure import FailureEvidence
 from phalanx.core.work.job import Job
-from phalanx.core.work.pace import MeasuredPace, StepPace, with_pace
+from phalanx.core.work.pace import MeasuredPace, StepPace, with_pace, with_stated_end
 
 CHECKPOINTS_KEPT: Final = 2
 UNSENT_STREAMS_MAX: Final = 64  # a node with 16 ranks has at most 34 streams
@@ -392,6 +392,10 @@ def _progressed(
     if happening.pace is not None:
         paces = with_pace(job.paces, _measured_pace(attempt, happening.pace, facts))
         job = job if paces is job.paces else replace(job, paces=paces)
+        began_s = facts.now_s if attempt.first_running_s is None else attempt.first_running_s
+        served_s = job.attained_s + max(0.0, facts.now_s - began_s)
+        stated = with_stated_end(job.stated_end, happening.pace, attempt.epoch, served_s)
+        job = job if stated is job.stated_end else replace(job, stated_end=stated)
     # A step counts as progress for the budget only once a checkpoint contains it, or if the job never saves.
     return TransitionResult(job=job if job.checkpoints else _progress(job, happening.step), attempt=attempt)
 

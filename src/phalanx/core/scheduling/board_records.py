@@ -11,6 +11,7 @@ from phalanx.core.scheduling.estimates.hazard_table import SimilarJobs
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.sharing.mig_devices import HeldSlices
 from phalanx.core.scheduling.sharing.shared_devices import SharedDevice
+from phalanx.core.work.pace import StatedEnd
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
 NEVER_S = -1.0
@@ -115,6 +116,7 @@ class JobEntry:
         avoided_nodes: bitset of nodes to use only if nothing else fits.
         data: keys of the datasets that its nodes copy before the start.
         never_stopped: never stopped for another job.
+        stated_end: when it ends by its own progress, in service; None if it does not say.
         similar_jobs: similar jobs that a policy learns from; owned by the policy.
     """
 
@@ -141,6 +143,7 @@ class JobEntry:
     avoided_nodes: int = 0
     data: tuple[str, ...] = ()
     never_stopped: bool = False
+    stated_end: StatedEnd | None = None
     similar_jobs: SimilarJobs | None = None
 
     def __post_init__(self) -> None:

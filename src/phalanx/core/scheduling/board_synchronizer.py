@@ -444,6 +444,7 @@ class BoardSynchronizer:
             entry = self._adopt(job, attempt)
         if job.checkpoints:
             entry.saved_s = NEVER_S if job.spec.saves_on_stop else job.checkpoints[-1].saved_s - self._wall_offset_s
+        entry.stated_end = job.stated_end  # takes effect in the next pass, which it does not cause
         self._charges.start(self.board.quotas, job, entry.job_class.queue, attempt, self._wall_s)
 
     def _adopt(self, job: Job, attempt: Attempt) -> JobEntry:
@@ -542,6 +543,7 @@ class BoardSynchronizer:
             never_stopped=not job.spec.preemptible,
             saved_s=NEVER_S if job.spec.saves_on_stop else 0.0,
             lost_nodes=job.reason in LOST_NODE_REASONS,
+            stated_end=job.stated_end,
         )
         self.entries[job.id] = entry
         self.job_id_by_seq[job.seq] = job.id

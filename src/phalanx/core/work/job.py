@@ -8,7 +8,7 @@ from typing import Final
 
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKind
-from phalanx.core.work.pace import MeasuredPace
+from phalanx.core.work.pace import MeasuredPace, StatedEnd
 from phalanx.core.work.services.service_terms import ReplicaPosition
 from phalanx.core.work.spec import JobSpec
 from phalanx.core.work.states import TERMINAL_STATES as TERMINAL_STATES  # noqa: PLC0414  # most modules need the records too, and take it from here
@@ -56,6 +56,7 @@ class Job:
         avoided_nodes: nodes that failed this job's last attempts, newest last; used only if nothing else fits.
         moves: times it was moved to make room.
         paces: how fast its steps ran, for each of its newest attempts that reported enough of them, oldest first.
+        stated_end: when it ends by its own progress; None if it reports no total of steps.
         attained_s: run time whose work is saved, over the attempts that ended.
         array: its position in an array; None for a single job.
         replica: the service and revision that it is a replica of; None for any other job.
@@ -88,6 +89,7 @@ class Job:
     preemptions: int = 0
     moves: int = 0
     paces: tuple[MeasuredPace, ...] = ()
+    stated_end: StatedEnd | None = None
     attained_s: float = 0.0
     array: ArrayPosition | None = None
     replica: ReplicaPosition | None = None

@@ -40,6 +40,8 @@ ENTITLED_CLASSES_MAX = 8  # classes for which jobs are displaced by right in one
 NEXT_PASS_S = 0.1  # delay of the next pass
 PROTECTION_CHECK_S = 1.0  # ends of guaranteed runs are handled together: at most one more pass a second
 ENTITLED_VICTIMS_MAX = 4_000  # victims examined for that, after which the pass ends: 10 ms
+PROGRESS_MIN_S = 600.0  # served for less, a job is young by what similar jobs did, and its pace is that of a few steps
+REST_MIN_S = 15.0  # of a stated rest: a job that ends within one round ends now
 LATER_NODES_MAX = 2_000  # on a larger fleet an explanation does not search for later moves and stops
 LATER_TRIES = 16  # ends of guaranteed runs at which an explanation looks for the jobs that are stopped then, the last of all among them
 
@@ -321,17 +323,19 @@ class DefaultPolicy(Policy):
         return (-rank, -self._value(entry, now_s) / max(1, entry.gpus), entry.submit_s, entry.seq, entry)
 
     def _value(self, entry: JobEntry, now_s: float) -> float:
-        # Lost work must be repeated, but the job does not count as young for it.
-        lived_s = entry.attained_s if entry.started_s < 0.0 else entry.attained_s + (now_s - entry.started_s)
-        lived_s = max(lived_s, entry.service_max_s)
-        index = self.table.index_of(entry.similar_jobs or self._group(entry), now_s)
-        value = self._weight(entry.job_class) * index[bin_of(lived_s)]
+        value = self._weight(entry.job_class) * self._end_rate(entry, now_s)
         return value + URGENT_VALUE * max(1, entry.gpus) if entry.overdue or entry.lost_nodes else value
 
     def _end_rate(self, entry: JobEntry, now_s: float) -> float:
-        """The rate at which such jobs end, per second of service."""
-        lived_s = max(entry.service_s(now_s), entry.service_max_s)
-        return self.table.index_of(self._group(entry), now_s)[bin_of(lived_s)]
+        """The rate at which it ends, per second of service: by its own progress, else that of similar jobs."""
+        served_s = entry.attained_s if entry.started_s < 0.0 else entry.attained_s + (now_s - entry.started_s)
+        if entry.stated_end is not None and served_s >= PROGRESS_MIN_S:
+            rest_s = entry.stated_end.rest_s(served_s)
+            if rest_s is not None:
+                return 1.0 / max(rest_s, REST_MIN_S)
+        # Lost work must be repeated, but the job does not count as young for it.
+        index = self.table.index_of(entry.similar_jobs or self._group(entry), now_s)
+        return index[bin_of(max(served_s, entry.service_max_s))]
 
     def _weight(self, job_class: JobClass) -> float:
         """The weight of the class: whole nodes count more, queues that have used their share less. Cached for one pass."""
