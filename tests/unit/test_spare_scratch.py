@@ -180,6 +180,27 @@ def test_the_report_pipe_goes_with_the_folder_and_brings_no_old_report(tmp_path)
     pipe.close()
 
 
+def test_a_process_that_outlived_its_attempt_cannot_report_for_the_next_one(tmp_path):
+    spares, first, second = SpareScratch(str(tmp_path)), attempt(tmp_path), attempt(tmp_path, "2")
+
+    def reader(scratch):
+        return ReportPipeReader(scratch.reports, lambda _: None, lambda _: None, lambda *_: True)
+
+    make(spares, first)
+    pipe = reader(first)
+    with open(first.reports, "wb", buffering=0) as survivor:
+        survivor.write(b'{"k": "late"}\n')
+        pipe.close()
+        spares.keep_or_remove(first, TEXTS)
+        make(spares, second)
+        pipe = reader(second)
+        with pytest.raises(BrokenPipeError):
+            survivor.write(b'{"k": "later"}\n')
+        with pytest.raises(BlockingIOError):
+            os.read(pipe.descriptor, 100)
+        pipe.close()
+
+
 def test_a_file_in_the_place_of_the_unused_pipe_is_removed(tmp_path):
     spares, first, second = SpareScratch(str(tmp_path)), attempt(tmp_path), attempt(tmp_path, "2")
     make(spares, first)

@@ -75,6 +75,24 @@ def test_what_the_head_has_stored_is_not_sent_again(tmp_path, spool):
     assert uploader.added == {"1.1.rank-0": 2 << 20}, "all but the tail that is kept for inspection"
 
 
+def test_a_file_of_which_everything_was_freed_ends_like_one_that_was_sent(tmp_path, spool):
+    path = tmp_path / "unsent" / "1.1" / "rank-0.log"
+    path.parent.mkdir(parents=True)
+    with path.open("xb") as file:
+        file.truncate(8192)
+    uploader = Uploader()
+    send_unsent_output(str(tmp_path), spool, uploader)
+    with path.open("rb") as file:
+        try:
+            os.lseek(file.fileno(), 0, os.SEEK_DATA)
+        except OSError:
+            assert uploader.added == {"1.1.rank-0": 8192}
+        else:
+            pytest.skip("this file system does not say where a file has no data")
+    uploader.done["1.1.rank-0"]()
+    assert not path.parent.exists()
+
+
 def test_a_node_without_old_output_keeps_nothing(tmp_path, spool):
     keep_unsent_output(str(tmp_path), str(tmp_path / "attempts"))
     send_unsent_output(str(tmp_path), spool, Uploader())

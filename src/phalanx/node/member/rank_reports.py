@@ -63,11 +63,27 @@ def make_fifo(path: str, *, reuse: bool = False) -> int:
     if reuse:
         with contextlib.suppress(OSError):
             os.rename(unused_fifo(path), path)
-            return _open_fifo(path)
+            if not _has_writer(path):
+                return _open_fifo(path)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
     os.mkfifo(path, 0o600)
     return _open_fifo(path)
+
+
+def _has_writer(path: str) -> bool:
+    """Whether a process still has the FIFO open to write: one that outlived its attempt, whose reports another attempt must not get.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return bool(os.read(descriptor, 1))
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def _open_fifo(path: str) -> int:
@@ -79,7 +95,7 @@ def _open_fifo(path: str) -> int:
 
 
 def unused_fifo(path: str) -> str:
-    """Where a FIFO of our own account lies while no generation uses it: nobody opens it there, and its content ended with its last reader."""
+    """Where a FIFO of our own account lies while no generation uses it. Its content ends with the last process that has it open."""
     return f"{path}.unused"
 
 

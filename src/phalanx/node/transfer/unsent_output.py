@@ -8,6 +8,7 @@ The head knows how much it has, so nothing is sent twice. The ranks that wrote i
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import re
@@ -74,6 +75,10 @@ def _sent_bytes(path: str) -> int:
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return os.lseek(file, 0, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return os.fstat(file).st_size  # it has no data left: all of it was freed
     finally:
         os.close(file)
 
