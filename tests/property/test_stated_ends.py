@@ -1,7 +1,9 @@
 """What a job states of its own end: true statements are read, false ones gain for a bounded time."""
 
 # Ids are written as plain words here, as in a drawing.
-# mypy: disable-error-code="arg-type, union-attr"
+# mypy: disable-error-code="arg-type, union-attr, index"
+
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,8 @@ from phalanx.core.work.pace import PACE_STEPS_MIN, TRUST_RESTS, StatedEnd, StepP
 from phalanx.simulator.board_replay import replay_board
 from phalanx.simulator.fleet import equal_nodes
 from phalanx.simulator.trace import TraceJob
+from tests.builders import job, make_fleet
+from tests.cell import Cell
 
 GPUS = 8
 statements = st.lists(
@@ -51,22 +55,37 @@ def test_a_statement_is_replaced_when_its_steps_double_or_by_a_new_attempt():
 def test_a_job_that_states_a_near_end_is_worth_more_until_that_has_passed():
     policy, board = DefaultPolicy(), Board([GPUS])
     policy.attach(board)
-    job = JobEntry(seq=0, job_class=board.job_class((board.need_of(2),)), submit_s=0.0)
-    board.add_waiting(job)
+    entry = JobEntry(seq=0, job_class=board.job_class((board.need_of(2),)), submit_s=0.0)
+    board.add_waiting(entry)
     for n in range(1, 200):
         policy.learn(0, 2, 0.0, 1000.0 * n)
-    job.attained_s = PROGRESS_MIN_S
-    by_history = policy._value(job, 0.0)
+    entry.attained_s = PROGRESS_MIN_S
+    by_history = policy._value(entry, 0.0)
     for left_s, is_more in ((300.0, True), (3e8, False)):
-        job.stated_end = with_stated_end(
+        entry.stated_end = with_stated_end(
             None, StepPace(steps=20, step_s=left_s / 100, steps_left=100), 1, PROGRESS_MIN_S
         )
-        assert (policy._value(job, 0.0) > by_history) is is_more
-    job.stated_end = with_stated_end(None, StepPace(steps=20, step_s=3.0, steps_left=100), 1, PROGRESS_MIN_S)
-    job.attained_s += 331.0
-    passed = policy._value(job, 0.0)
-    job.stated_end = None
-    assert policy._value(job, 0.0) == passed
+        assert (policy._value(entry, 0.0) > by_history) is is_more
+    entry.stated_end = with_stated_end(None, StepPace(steps=20, step_s=3.0, steps_left=100), 1, PROGRESS_MIN_S)
+    entry.attained_s += 331.0
+    passed = policy._value(entry, 0.0)
+    entry.stated_end = None
+    assert policy._value(entry, 0.0) == passed
+
+
+def test_the_policy_has_what_a_job_stated_also_on_a_new_board():
+    cell = Cell(make_fleet("n0=4"))
+    cell.submit(job("a", gpus="2", saves_on_stop=True))
+    cell.go_on(60.0)
+    stated = StatedEnd(epoch=1, steps=20, served_s=30.0, left_s=600.0, trusted_until_s=930.0)
+    cell.put(replace(cell.world.jobs["a"], stated_end=stated))
+    cell.go_on(60.0)
+    entry = cell.scheduler.entries["a"]
+    assert entry.stated_end == stated
+    cell.scheduler.stale = True
+    cell.go_on(60.0)
+    assert cell.scheduler.entries["a"] is not entry
+    assert cell.scheduler.entries["a"].stated_end == stated
 
 
 @settings(max_examples=15, deadline=None)
