@@ -5,10 +5,15 @@
 
 import os
 import queue
+import threading
 
 import pytest
 
+from phalanx.core.ids import Epoch, JobId, SupervisorId
+from phalanx.node.head_link.head_address import HeadAddress
+from phalanx.node.head_link.head_connection import HeadAccess
 from phalanx.node.transfer.spool import Spool
+from phalanx.node.transfer.stream_upload import StreamName, StreamUploader
 from phalanx.node.transfer.unsent_output import keep_unsent_output, send_unsent_output
 
 
@@ -97,3 +102,13 @@ def test_a_node_without_old_output_keeps_nothing(tmp_path, spool):
     keep_unsent_output(str(tmp_path), str(tmp_path / "attempts"))
     send_unsent_output(str(tmp_path), spool, Uploader())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stream_that_the_spool_has_removed_has_nothing_unsent(spool):
+    access = HeadAccess(address=HeadAddress("http://127.0.0.1:1", None), token="")
+    uploader = StreamUploader(access, None, supervisor_id=SupervisorId("s"), ended=threading.Event())
+    uploader.set_spool(spool)
+    name = StreamName(JobId("1"), Epoch(1), "supervisor-0")
+    uploader.add(name)  # by a late note, between the removals of the attempt's streams here and there
+    assert uploader.unsent([name.key]) == ()
+    uploader.wait_sent(60.0)

@@ -111,12 +111,11 @@ class StreamUploader:
 
     def notify_when_uploaded(self, keys: Iterable[str], timeout_s: float, done: Callable[[], None]) -> None:
         """Call `done` once the head holds all current bytes of these streams, or on timeout; at once if it does now. `done` must not block."""
-        assert self._spool is not None
         ends: dict[str, int] = {}
         with self._lock:
             for key in keys:
                 shipped = self._streams.get(key)
-                if shipped is not None and not shipped.given_up and shipped.end < (end := self._spool.length(key)):
+                if shipped is not None and not shipped.given_up and shipped.end < (end := self._length(key)):
                     ends[key] = end
                     self._dirty[key] = None
             if ends:
@@ -129,10 +128,9 @@ class StreamUploader:
 
     def unsent(self, keys: Iterable[str]) -> tuple[tuple[str, int], ...]:
         """Those of the streams of which the head does not have all bytes and still takes them: their names and lengths."""
-        assert self._spool is not None
         with self._lock:
             known = [self._streams[key] for key in keys if key in self._streams and not self._streams[key].given_up]
-            lengths = [(one, self._spool.length(one.name.key)) for one in known]
+            lengths = [(one, self._length(one.name.key)) for one in known]
             return tuple((one.name.stream, length) for one, length in lengths if one.end < length)
 
     def wait_sent(self, timeout_s: float) -> None:
@@ -142,6 +140,14 @@ class StreamUploader:
         sent = threading.Event()
         self.notify_when_uploaded(keys, timeout_s, sent.set)
         sent.wait(timeout_s)
+
+    def _length(self, key: str) -> int:
+        """The bytes of a stream in the spool; 0 if it was removed: a late note of an ended attempt may add it here just after that."""
+        assert self._spool is not None
+        try:
+            return self._spool.length(key)
+        except KeyError:
+            return 0
 
     def run(self) -> None:
         """Run until the supervisor ends."""
