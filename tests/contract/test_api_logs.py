@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import threading
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -21,7 +22,9 @@ from phalanx.api.services import ApiLimits
 from phalanx.client import Client
 from phalanx.client.connection.event_stream import follow_stream
 from phalanx.core.errors import BadRequest, NotPermitted, WaitTimedOut
+from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import JobId
+from phalanx.core.state.records import NODES
 from phalanx.core.state.reports import MemberStopped, TaskExited
 from phalanx.core.work.attempt import TaskExit
 from tests.contract.api_head import TOKENS, ApiHead, Caller, Supervisor, bearer, until
@@ -145,13 +148,33 @@ def test_output_that_never_arrives_is_waited_for_two_minutes_after_the_last_prog
     supervisor.ship(job_id, 1, "rank-0", 0, b"1\n")
     supervisor.end(job_id, unsent=(("rank-0", 6), ("no stream", 5)))
     pending, attempts = PendingOutput(head.store, head.logs), head.store.attempts(JobId(job_id))
-    assert [key.stream for key in pending.streams(attempts, 100.0)] == ["rank-0"]
-    assert pending.streams(attempts, 219.0)
+    unix_s = head.clock.now_s()
+    assert [key.stream for key in pending.streams(attempts, 100.0, unix_s)] == ["rank-0"]
+    assert pending.streams(attempts, 219.0, unix_s)
     supervisor.ship(job_id, 1, "rank-0", 2, b"2\n")
-    assert pending.streams(attempts, 221.0), "it made progress"
-    assert not pending.streams(attempts, 341.0)
+    assert pending.streams(attempts, 221.0, unix_s), "it made progress"
+    assert not pending.streams(attempts, 341.0, unix_s)
     supervisor.ship(job_id, 1, "rank-0", 4, b"3\n")
-    assert not pending.streams(attempts, 342.0), "all is there"
+    assert not pending.streams(attempts, 342.0, unix_s), "all is there"
+
+
+def test_output_of_a_node_that_is_down_for_long_is_not_waited_for(call, supervisor, head):
+    job_id = call.submit()
+    supervisor.run(job_id)
+    supervisor.ship(job_id, 1, "rank-0", 0, b"1\n")
+    supervisor.end(job_id, unsent=(("rank-0", 6),))
+    node, attempts = head.store.record(NODES, "n0"), head.store.attempts(JobId(job_id))
+
+    class Store:
+        def record(self, kind, key):
+            return replace(node, state=NodeState.DOWN, changed_s=1000.0)
+
+    assert PendingOutput(Store(), head.logs).streams(attempts, 5.0, 1100.0), "it may start again"
+    assert not PendingOutput(Store(), head.logs).streams(attempts, 5.0, 1121.0)
+    pending = PendingOutput(Store(), head.logs)
+    assert pending.streams(attempts, 5.0, 1100.0)
+    supervisor.ship(job_id, 1, "rank-0", 2, b"2\n")
+    assert pending.streams(attempts, 30.0, 1125.0), "it made progress"
 
 
 def test_a_line_says_what_was_removed_of_a_long_stream(call, supervisor, head, monkeypatch):

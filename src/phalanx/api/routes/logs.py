@@ -112,7 +112,8 @@ def is_output_expected(runtime: ApiRuntime, job: Job, attempts: Sequence[Attempt
     """Whether the job has ended and nodes still send selected output of it."""
     if not job.state.terminal:
         return False
-    expected = runtime.pending_output.streams(attempts, runtime.services.clock.boottime_s())
+    clock = runtime.services.clock
+    expected = runtime.pending_output.streams(attempts, clock.boottime_s(), clock.now_s())
     return any(selector.selects(key) for key in expected)
 
 
