@@ -63,6 +63,7 @@ def test_links_and_pipes_of_the_job_that_are_left_out_are_named(tmp_path, capsys
     (outputs / "runs" / "step-2" / "model").write_text("weights")
     (outputs / "latest").symlink_to(outputs / "runs" / "step-2")  # absolute, as programs make them
     (outputs / "runs" / "newest").symlink_to(outputs / "runs" / "step-2" / "model")
+    (outputs / "runs" / "all").symlink_to(outputs / "runs")  # the packed folder itself, if it is `runs`
     (outputs / "data").symlink_to("/srv/data")
     os.mkfifo(outputs / "pipe")
     for path in ("", "runs"):
@@ -73,6 +74,7 @@ def test_links_and_pipes_of_the_job_that_are_left_out_are_named(tmp_path, capsys
     assert (got / "latest" / "model").read_text() == "weights"
     assert os.readlink(got / "latest") == "runs/step-2"
     assert os.readlink(tmp_path / "got-runs" / "newest") == "step-2/model"
+    assert os.readlink(tmp_path / "got-runs" / "all") == "."
     assert capsys.readouterr().err.splitlines() == [
         "phalanx: left out: pipe (neither file, folder nor link)",
         "phalanx: left out: data (a link to /srv/data, outside the folder)",

@@ -251,8 +251,8 @@ def _header(
 
 
 def _relative(shown: str, target: str, base: str) -> str:
-    """The target of a link at `shown`, relative if it is an absolute path into the folder that is packed."""
-    if not base or not os.path.normpath(target).startswith(os.path.join(base, "")):
+    """The target of a link at `shown`, relative if it is an absolute path to the folder that is packed, or into it."""
+    if not base or not os.path.join(os.path.normpath(target), "").startswith(os.path.join(base, "")):
         return target
     return os.path.relpath(target, os.path.join(base, os.path.dirname(shown)))
 
