@@ -251,6 +251,8 @@ def test_cuda_graphs_spare_the_host_where_the_program_can(capsys):
     assert "host" not in steps["on"]["items"]
     assert main([*words, "--cuda-graphs", "on"]) == 64
     assert "phalanx captures no training step" in capsys.readouterr().err
+    assert main(["plan", "llama-3-8b", "--gpus", "h100:8", "--method", "grpo", "--cuda-graphs", "on"]) == 64
+    assert "leave the option out: its rollouts have CUDA graphs" in capsys.readouterr().err
 
 
 def test_every_method_has_a_word_and_words_are_read_back():

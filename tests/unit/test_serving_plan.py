@@ -318,6 +318,11 @@ def test_too_few_gpus_are_said_with_the_number_and_what_to_ask(typed):
         (("--serve", "--users", "5", "--ttft", "0s"), "ttft: it must be above 0"),
         (("--serve", "--users", "5", "--tokens", "3B"), "--tokens and --serve exclude each other"),
         (("--serve", "--users", "5", "--method", "lora"), "--method and --serve exclude each other"),
+        (("--serve", "--users", "5", "--mean-length", "200"), "--mean-length and --serve exclude each other"),
+        (("--serve", "--users", "5", "--packing", "packed"), "--packing and --serve exclude each other"),
+        (("--serve", "--users", "5", "--group", "8"), "--group and --serve exclude each other"),
+        (("--serve", "--users", "5", "--updates", "2"), "--updates and --serve exclude each other"),
+        (("--serve", "--users", "5", "--host-memory", "64GiB"), "--host-memory and --serve exclude each other"),
         (("--serve", "--users", "5", "--precision", "fp32"), "precision: 'fp32' must be one of"),
         (("--serve", "--users", "5", "--precision", "fp8", "--gpus", "v100"), "does not support fp8"),
         (

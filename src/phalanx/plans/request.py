@@ -157,7 +157,7 @@ def parse_plan_inputs(
         method=method,
         precision=precision,
         stack=stack,
-        cuda_graphs=parse_graphs(options.get("cuda_graphs"), stack),
+        cuda_graphs=parse_graphs(options.get("cuda_graphs"), stack, objective),
         optimizer=optimizer,
         offload=offload,
         objective=objective,
@@ -241,7 +241,7 @@ def format_price(price: Price | None) -> str:
     return f"${price.usd_per_gpu_hour:.2f} a GPU-hour ({price.offer}, {price.kind}{region}, {price.fact.date})"
 
 
-def parse_graphs(text: object, stack: Stack) -> bool | None:
+def parse_graphs(text: object, stack: Stack, objective: Objective) -> bool | None:
     """Return whether kernels are replayed from CUDA graphs; None for the default of each program: engines do, trainings do not.
 
     Raises:
@@ -251,7 +251,9 @@ def parse_graphs(text: object, stack: Stack) -> bool | None:
     if graphs and not stack.graphs:
         raise BadRequest(
             f"cuda-graphs: {stack.name} captures no training step",
-            hint="--stack megatron-core, or leave the option out",
+            hint="leave the option out: its rollouts have CUDA graphs"
+            if objective is Objective.GRPO
+            else "--stack megatron-core, or leave the option out",
         )
     return graphs
 

@@ -19,6 +19,12 @@ _TRAINING_OF_TEXT: Final = {
     "stack": "stack",
     "layout": "layout",
     "plot_path": "plot",
+    "mean_length": "mean-length",
+    "packing": "packing",
+    "group": "group",
+    "updates": "updates",
+    "host_memory": "host-memory",
+    "cuda_graphs": "cuda-graphs",
     "save_path": "save",
 }
 

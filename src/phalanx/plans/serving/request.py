@@ -25,8 +25,25 @@ PROMPT_DEFAULT, ANSWER_DEFAULT = 1000, 300
 TTFT_DEFAULT: Final = "1s"
 _TIME: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(ms|s|m)")
 _UNIT_S: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0}
-_TRAINING_ONLY: Final = ("seq", "global_batch", "tokens", "stack", "layout", "plot_path")
-_NAMES: Final = {"plot_path": "plot", "global_batch": "global-batch"}
+_TRAINING_ONLY: Final = (
+    "seq",
+    "global_batch",
+    "tokens",
+    "stack",
+    "layout",
+    "plot_path",
+    "mean_length",
+    "packing",
+    "group",
+    "updates",
+    "host_memory",
+)
+_NAMES: Final = {
+    "plot_path": "plot",
+    "global_batch": "global-batch",
+    "mean_length": "mean-length",
+    "host_memory": "host-memory",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
