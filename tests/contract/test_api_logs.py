@@ -158,6 +158,15 @@ def test_output_that_never_arrives_is_waited_for_two_minutes_after_the_last_prog
     assert not pending.streams(attempts, 342.0, unix_s), "all is there"
 
 
+def test_output_of_an_attempt_whose_logs_were_removed_is_not_waited_for(call, supervisor, head):
+    job_id = call.submit()
+    supervisor.run(job_id)
+    supervisor.end(job_id, unsent=(("rank-0", 6),))
+    (attempt,) = head.store.attempts(JobId(job_id))
+    assert PendingOutput(head.store, head.logs).streams([attempt], 5.0, attempt.ended_s + 100.0), "none has arrived yet"
+    assert not PendingOutput(head.store, head.logs).streams([attempt], 5.0, attempt.ended_s + 121.0)
+
+
 def test_output_of_a_node_that_is_down_for_long_is_not_waited_for(call, supervisor, head):
     job_id = call.submit()
     supervisor.run(job_id)

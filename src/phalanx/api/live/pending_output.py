@@ -2,7 +2,8 @@
 
 What is missing stands in the record of the attempt, as the length of each stream that its node reported. What has arrived is the length of
 the stored stream. A node that sends nothing for `SILENT_MAX_S` counts as unable to: its disk was lost, or it left for good.
-One that is down sends nothing since it went down, so that the first reader after a restart of the head does not wait for it again.
+One that is down sends nothing since it went down, and an attempt without a stored byte (its logs were removed) has received none since its
+end, so that the first reader after a restart of the head does not wait again.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class PendingOutput:
         if not missing:
             self._progress.pop(place, None)
             return []
+        if not stored and attempt.ended_s is not None:
+            silent_s = max(silent_s, unix_s - attempt.ended_s)
         known, since_s = self._progress.get(place, (stored, now_s - max(0.0, silent_s)))
         if known != stored:
             since_s = now_s
