@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import assume, given, settings
 
-from phalanx.cli.jobs.job_file import parse_job_file
+from phalanx.cli.jobs.request.job_file import parse_job_file
 from phalanx.core.errors import PhalanxError
 from phalanx.core.units import exact_duration, parse_duration_s
 from phalanx.core.work.job_file.job_keys import job_keys

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from phalanx.cli.jobs.begin_time import format_time, with_zone
+from phalanx.cli.jobs.request.begin_time import format_time, with_zone
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.job_file.begin_time import parse_begin_s
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from phalanx.cli.jobs.job_file import parse_job_file, read_job_file
+from phalanx.cli.jobs.request.job_file import parse_job_file, read_job_file
 from phalanx.core.errors import BadFile, PhalanxError, TooLarge
 
 

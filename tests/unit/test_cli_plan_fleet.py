@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from phalanx.cli.jobs.job_request import JobRequest
+from phalanx.cli.jobs.request.job_request import JobRequest
 from phalanx.cli.plan.job_plan import resolve_plan
 from phalanx.cli.plan.plan_option import PlanRequest
 from phalanx.core.errors import BadRequest, NeverFits, Unreachable

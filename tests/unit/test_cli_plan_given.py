@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phalanx.cli.jobs.job_file import parse_job_file
+from phalanx.cli.jobs.request.job_file import parse_job_file
 from phalanx.cli.plan.plan_option import PlanRequest, parse_plan_option
 from phalanx.cli.root import main
 from phalanx.core.errors import BadFile

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from phalanx.cli.impossible_jobs import print_change
-from phalanx.cli.jobs import sbatch_script, submit
+from phalanx.cli.jobs import submit
+from phalanx.cli.jobs.request import sbatch_script
 from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.ids import JobId
 from phalanx.wire.api.jobs import ImpossibleJobView

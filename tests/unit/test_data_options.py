@@ -3,8 +3,8 @@
 import click
 import pytest
 
-from phalanx.cli.jobs.job_options import job_options
-from phalanx.cli.jobs.job_request import DoubleDashCommand, JobRequest, job_request
+from phalanx.cli.jobs.request.job_options import job_options
+from phalanx.cli.jobs.request.job_request import DoubleDashCommand, JobRequest, job_request
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.job_file.data_mode import DataMode
 

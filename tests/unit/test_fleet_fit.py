@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.cli.jobs.sbatch_script import SlurmNames, too_large
+from phalanx.cli.jobs.request.sbatch_script import SlurmNames, too_large
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import GIB
 from phalanx.core.work.sbatch_scripts.fleet_fit import NodeShape, numbers_too_large, scale_down, take_whole_nodes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.cli.jobs.sbatch_script import SlurmNames, too_large
+from phalanx.cli.jobs.request.sbatch_script import SlurmNames, too_large
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.sbatch_scripts.fleet_fit import NodeShape

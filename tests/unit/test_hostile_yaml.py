@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from phalanx.cli.jobs.job_file import FILE_BYTES_MAX, parse_job_file
+from phalanx.cli.jobs.request.job_file import FILE_BYTES_MAX, parse_job_file
 from phalanx.core.errors import BadFile
 from phalanx.user_files.queue_file import parse_queue_file
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from phalanx.cli.jobs.job_file import parse_job_file, read_job_file
+from phalanx.cli.jobs.request.job_file import parse_job_file, read_job_file
 from phalanx.cli.root import main
 from phalanx.core.errors import BadFile, PhalanxError
 from phalanx.core.work.job_file.request import spec_from_mapping

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from phalanx.cli.jobs.sbatch_script import exported_environment, script_mapping
+from phalanx.cli.jobs.request.sbatch_script import exported_environment, script_mapping
 from phalanx.cli.slurm_views import main as views
 from phalanx.cli.slurm_views.arguments import parse_words
 from phalanx.cli.slurm_views.formats import parse_columns, parse_letters, parse_past_s, render_columns, render_letters

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli.jobs.job_file import parse_job_file
+from phalanx.cli.jobs.request.job_file import parse_job_file
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.job_file.software import Software, parse_software

@@ -247,7 +247,7 @@ def _changed(services: HeadServices, pool_id: PoolId, body: PoolBody, by: UserId
     """The pool that exists, with other limits, price and times.
 
     Raises:
-        NotFound: there is none.
+        NotFound: no pool has this name.
         BadRequest: the body says what its nodes are, or a cap allows none.
     """
     known = services.store.record(NODE_POOLS, pool_id)

@@ -11,7 +11,7 @@ import click
 from phalanx.cli import cells
 from phalanx.cli.completion import complete_nodes
 from phalanx.cli.connection import connect
-from phalanx.cli.jobs.begin_time import format_time
+from phalanx.cli.jobs.request.begin_time import format_time
 from phalanx.cli.list_output import ListView, show_list
 from phalanx.cli.option_types import DURATION, HOSTS, GrammarType
 from phalanx.cli.tables import Cell, Column, table

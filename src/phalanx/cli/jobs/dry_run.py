@@ -10,7 +10,7 @@ from phalanx.core.units import format_duration
 from phalanx.wire.why import DryRunReply
 
 if TYPE_CHECKING:
-    from phalanx.cli.jobs.job_request import JobRequest
+    from phalanx.cli.jobs.request.job_request import JobRequest
     from phalanx.client import Client
 
 

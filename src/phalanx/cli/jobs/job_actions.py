@@ -60,7 +60,7 @@ def update(job: str, file: str | None, revision: int | None, copy: bool, as_json
     if not body:
         raise BadRequest("nothing to change", hint="give --name, --priority, --time, --queue or --begin")
     if "begin" in body:
-        from phalanx.cli.jobs.begin_time import with_zone
+        from phalanx.cli.jobs.request.begin_time import with_zone
 
         body["begin"] = with_zone(body["begin"], time.time())
     head = connect()

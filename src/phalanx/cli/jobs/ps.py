@@ -247,7 +247,7 @@ def _time(job: JobView, now_s: float) -> str:
 def waiting_reason(job: JobView, now_s: float) -> str:
     """Return why the job waits: the reason of the head, or its begin time in local time."""
     if job.reason == WaitReasonCode.BEGIN_TIME and job.begin_s is not None:
-        from phalanx.cli.jobs.begin_time import format_time
+        from phalanx.cli.jobs.request.begin_time import format_time
 
         return f"not before {format_time(job.begin_s, now_s)}"
     if job.reason == WaitReasonCode.STAGING and job.staging:

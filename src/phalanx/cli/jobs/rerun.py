@@ -13,8 +13,8 @@ from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
 from phalanx.cli.jobs.job_keys import LOST_COPY_HINT
 from phalanx.cli.jobs.job_lookup import resolve_job
-from phalanx.cli.jobs.job_options import override_options
-from phalanx.cli.jobs.job_request import job_request_again
+from phalanx.cli.jobs.request.job_options import override_options
+from phalanx.cli.jobs.request.job_request import job_request_again
 from phalanx.cli.jobs.submit import submit_and_wait, wait_options
 from phalanx.cli.serve.services import find_service
 from phalanx.core.errors import BadRequest, NotFound

@@ -10,8 +10,8 @@ import click
 
 from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
 from phalanx.cli.errors import warn
-from phalanx.cli.jobs.job_options import job_options
-from phalanx.cli.jobs.job_request import DoubleDashCommand, job_request
+from phalanx.cli.jobs.request.job_options import job_options
+from phalanx.cli.jobs.request.job_request import DoubleDashCommand, job_request
 from phalanx.cli.jobs.submit import submit_job
 from phalanx.cli.option_types import RANK
 from phalanx.cli.terminal import strip_control

@@ -9,9 +9,9 @@ import click
 
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
-from phalanx.cli.jobs.job_options import F, job_options
-from phalanx.cli.jobs.job_request import DoubleDashCommand, JobRequest, job_request
-from phalanx.cli.jobs.sendable_job import sendable_mapping
+from phalanx.cli.jobs.request.job_options import F, job_options
+from phalanx.cli.jobs.request.job_request import DoubleDashCommand, JobRequest, job_request
+from phalanx.cli.jobs.request.sendable_job import sendable_mapping
 from phalanx.cli.option_types import DURATION
 from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest, NeverFits
@@ -121,7 +121,7 @@ def submit_job(head: Client, wanted: JobRequest) -> Submission:
             return head.submit(mapping)
     except (BadRequest, NeverFits) as error:
         if wanted.slurm_names is not None:
-            from phalanx.cli.jobs.sbatch_script import node_shapes, too_large
+            from phalanx.cli.jobs.request.sbatch_script import node_shapes, too_large
 
             if larger := too_large(mapping, node_shapes(head), wanted.slurm_names):
                 raise larger from error

@@ -13,7 +13,7 @@ from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.plans.records import PlanAnswer
 
 if TYPE_CHECKING:
-    from phalanx.cli.jobs.job_request import JobRequest
+    from phalanx.cli.jobs.request.job_request import JobRequest
     from phalanx.cli.plan.plan_option import PlanRequest
     from phalanx.client import Client
     from phalanx.core.work.gpus import GpuRequest

@@ -12,9 +12,9 @@ from phalanx.cli.command_groups import CommandGroup
 from phalanx.cli.completion import complete_services
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import print_error
-from phalanx.cli.jobs.job_request import JobRequest, job_request_of_file
 from phalanx.cli.jobs.logs import logs
-from phalanx.cli.jobs.sendable_job import sendable_mapping
+from phalanx.cli.jobs.request.job_request import JobRequest, job_request_of_file
+from phalanx.cli.jobs.request.sendable_job import sendable_mapping
 from phalanx.cli.list_output import ListView, list_options, show_list, to_json
 from phalanx.cli.serve.batch import batch
 from phalanx.cli.serve.model import model

@@ -12,8 +12,8 @@ import click
 
 from phalanx.cli.connection import connect, shares_file_system
 from phalanx.cli.errors import warn
-from phalanx.cli.jobs.job_options import override_options
-from phalanx.cli.jobs.job_request import (
+from phalanx.cli.jobs.request.job_options import override_options
+from phalanx.cli.jobs.request.job_request import (
     DoubleDashCommand,
     changed_mapping,
     job_request_again,

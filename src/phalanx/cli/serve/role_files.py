@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from phalanx.cli.jobs.job_file import JOB_FILE, ROLES, JobFile, job_file_of
-from phalanx.cli.jobs.job_request import JobRequest, job_request_of_file
+from phalanx.cli.jobs.request.job_file import JOB_FILE, ROLES, JobFile, job_file_of
+from phalanx.cli.jobs.request.job_request import JobRequest, job_request_of_file
 from phalanx.cli.yaml_file import read_yaml_file
 from phalanx.core.errors import BadFile
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from phalanx.cli.jobs.job_request import JobRequest
-from phalanx.cli.jobs.sendable_job import sendable_mapping
+from phalanx.cli.jobs.request.job_request import JobRequest
+from phalanx.cli.jobs.request.sendable_job import sendable_mapping
 from phalanx.cli.list_output import to_json
 from phalanx.cli.option_types import DURATION
 from phalanx.cli.serve.rollout_wait import INTERRUPTED, wait_for_revision

@@ -8,8 +8,8 @@ import click
 
 from phalanx.cli.completion import complete_services
 from phalanx.cli.connection import connect
-from phalanx.cli.jobs.job_request import JobRequest, job_request_of_file
-from phalanx.cli.jobs.sendable_job import sendable_mapping
+from phalanx.cli.jobs.request.job_request import JobRequest, job_request_of_file
+from phalanx.cli.jobs.request.sendable_job import sendable_mapping
 from phalanx.cli.list_output import to_json
 from phalanx.cli.option_types import GrammarType
 from phalanx.cli.terminal import strip_control

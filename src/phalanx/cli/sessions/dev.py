@@ -14,8 +14,8 @@ from click.core import ParameterSource
 
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
-from phalanx.cli.jobs.job_options import job_options
-from phalanx.cli.jobs.job_request import DoubleDashCommand, job_request, set_command, words_after_dashes
+from phalanx.cli.jobs.request.job_options import job_options
+from phalanx.cli.jobs.request.job_request import DoubleDashCommand, job_request, set_command, words_after_dashes
 from phalanx.cli.jobs.submit import submit_job
 from phalanx.cli.sessions.dev_programs import EDITORS, SHELL, await_editor
 from phalanx.cli.sessions.terminal_session import attach_terminal, await_running, check_terminal

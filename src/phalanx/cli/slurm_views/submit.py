@@ -8,7 +8,7 @@ from typing import Final
 
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
-from phalanx.cli.jobs.job_request import job_request_of_sbatch
+from phalanx.cli.jobs.request.job_request import job_request_of_sbatch
 from phalanx.cli.jobs.submit import submit_job
 from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile

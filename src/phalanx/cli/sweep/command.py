@@ -10,7 +10,7 @@ import click
 
 from phalanx.cli.command_groups import CommandGroup
 from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
-from phalanx.cli.jobs.job_options import job_options
+from phalanx.cli.jobs.request.job_options import job_options
 from phalanx.cli.list_output import to_json
 from phalanx.cli.sweep.parameter_options import ParameterCommand
 from phalanx.core.errors import BadRequest, Conflict, NotFound
@@ -129,7 +129,7 @@ def _new_definition(head: Client, context: click.Context, given: dict[str, Any])
     """Return the definition to work on: a new one, or the stored one if the same command was given before."""
     import msgspec
 
-    from phalanx.cli.jobs.sendable_job import sendable_mapping
+    from phalanx.cli.jobs.request.sendable_job import sendable_mapping
     from phalanx.cli.sweep.sweep_request import sweep_request
     from phalanx.sweep.definition import read_definition
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-from phalanx.cli.jobs.job_request import DoubleDashCommand
+from phalanx.cli.jobs.request.job_request import DoubleDashCommand
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.sweep.space import SweepParameter, choice_parameter, parse_parameter

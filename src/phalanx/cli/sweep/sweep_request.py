@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import click
 
-from phalanx.cli.jobs.job_file import JOB_FILE
-from phalanx.cli.jobs.job_request import JobRequest, job_request
+from phalanx.cli.jobs.request.job_file import JOB_FILE
+from phalanx.cli.jobs.request.job_request import JobRequest, job_request
 from phalanx.cli.sweep.parameter_options import file_parameters, typed_parameters
 from phalanx.cli.yaml_file import read_yaml_file
 from phalanx.core.errors import BadRequest

@@ -259,7 +259,7 @@ def _stop(context: StepContext, service: Service, by: UserId) -> Service:
 
 
 def _without_failure(context: StepContext, service: Service) -> Service:
-    """The service without the failure of a rollout that nobody asks for any more. No replica is replaced."""
+    """The service without the failure of a rollout that is not asked for any more. No replica is replaced."""
     if not service.failure:
         return service
     after = replace(service, failure="")

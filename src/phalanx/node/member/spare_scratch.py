@@ -21,7 +21,7 @@ from phalanx.node.member.rank_reports import unused_fifo
 from phalanx.node.member.scratch import Scratch, spares_folder
 
 SPARES_MAX: Final = 32  # as many jobs without GPUs, or with shares of them, may run at once (`attempt_processes`)
-_TEXT_BYTES_MAX: Final = 4096  # of a host file that is compared: one of a larger gang is written anew
+_TEXT_BYTES_MAX: Final = 4096  # of a host file that is compared: one of a larger gang is written again
 _LEFT_MAX: Final = (
     64  # files of the attempt that are removed one by one: a page, the output of each rank, and what ranks leave there
 )

@@ -98,7 +98,7 @@ def _llama(keys: ModelConfigReader, name: str, *, ffn: int | None = None, **more
 
 
 def _window(keys: ModelConfigReader, *, first: int = 0, full: int = 0, tokens: int = 0) -> AttentionWindow | None:
-    """Return the sliding window of a config; None if there is none, or it is as long as the longest context.
+    """Return the sliding window of a config; None if it has none, or one as long as the longest context.
 
     Args:
         keys: of the config; `layer_types`, where it has them, say which layers slide.

@@ -1,5 +1,5 @@
 """Parses the earliest start of a job: `2h` from now, Unix seconds, or a date and time with its zone. Local times without a zone are
-resolved by the command line (`cli.jobs.begin_time`): core has no clock.
+resolved by the command line (`cli.jobs.request.begin_time`): core has no clock.
 """
 
 from __future__ import annotations

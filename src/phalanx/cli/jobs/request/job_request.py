@@ -15,8 +15,8 @@ from phalanx.core.errors import BadFile, BadRequest, PhalanxError
 from phalanx.core.work.job_file.keys import KEY_KINDS, InvalidKey
 
 if TYPE_CHECKING:
-    from phalanx.cli.jobs.job_file import JobFile
-    from phalanx.cli.jobs.sbatch_script import SlurmNames
+    from phalanx.cli.jobs.request.job_file import JobFile
+    from phalanx.cli.jobs.request.sbatch_script import SlurmNames
     from phalanx.cli.plan.plan_option import PlanRequest
     from phalanx.core.work.spec import JobSpec
 
@@ -106,7 +106,7 @@ def _end_options_at_script(command: click.Command, ctx: click.Context, args: lis
     options, rest = split_options(command, ctx, args)
     if not rest or not os.path.isfile(rest[0]) or rest[0].lower().endswith(_FILE_ENDINGS):
         return args
-    from phalanx.cli.jobs.sbatch_script import is_batch_script
+    from phalanx.cli.jobs.request.sbatch_script import is_batch_script
 
     return [*options, "--", *rest] if is_batch_script(rest[0]) else args
 
@@ -146,7 +146,7 @@ def job_request(
     named = None
     where: Callable[[str], str]
     if script is not None:
-        from phalanx.cli.jobs.sbatch_script import batch_mapping
+        from phalanx.cli.jobs.request.sbatch_script import batch_mapping
 
         mapping, named = batch_mapping(script, given["file"][1:], lower=bool(given.get("scale_down")))
         _check_component_options(mapping, options)
@@ -154,7 +154,7 @@ def job_request(
     elif path is None:
         mapping, where = {}, _flag
     else:
-        from phalanx.cli.jobs.job_file import read_job_file
+        from phalanx.cli.jobs.request.job_file import read_job_file
 
         file = file or read_job_file(path, beside=beside)
         mapping = dict(file.mapping)
@@ -284,7 +284,7 @@ def job_request_of_sbatch(text: str, path: str, args: Sequence[str], given: Sequ
     Raises:
         BadFile: an option is wrong; the message names its line.
     """
-    from phalanx.cli.jobs.sbatch_script import script_mapping
+    from phalanx.cli.jobs.request.sbatch_script import script_mapping
     from phalanx.core.work.job_file.request import spec_from_mapping
 
     mapping, named = script_mapping(text, path, args, given, by_sbatch=True)
@@ -351,7 +351,7 @@ def _batch_script(files: Sequence[str], words: Sequence[str] | None) -> str | No
     """Return the first word if it is a script with `#SBATCH` lines, else None."""
     if words is not None or not files or files[0].lower().endswith(_FILE_ENDINGS) or not os.path.isfile(files[0]):
         return None
-    from phalanx.cli.jobs.sbatch_script import is_batch_script
+    from phalanx.cli.jobs.request.sbatch_script import is_batch_script
 
     return files[0] if is_batch_script(files[0]) else None
 
@@ -398,7 +398,7 @@ def _take_plan(mapping: dict[str, object], folder: str) -> PlanRequest | None:
 
 
 def _begin_time(value: object, now_s: float) -> str:
-    from phalanx.cli.jobs.begin_time import with_zone  # most jobs have no begin time
+    from phalanx.cli.jobs.request.begin_time import with_zone  # most jobs have no begin time
 
     try:
         return with_zone(str(value), now_s)

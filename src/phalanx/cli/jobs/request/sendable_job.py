@@ -6,7 +6,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from phalanx.cli.connection import shares_file_system
 from phalanx.cli.errors import warn
-from phalanx.cli.jobs.job_request import JobRequest, check_local_files
+from phalanx.cli.jobs.request.job_request import JobRequest, check_local_files
 from phalanx.core.errors import BadFile
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def sendable_mapping(head: Client, wanted: JobRequest) -> dict[str, object]:
     """
     mapping = wanted.mapping
     if wanted.slurm_names is not None:
-        from phalanx.cli.jobs.sbatch_script import resolve_slurm_names
+        from phalanx.cli.jobs.request.sbatch_script import resolve_slurm_names
 
         mapping = resolve_slurm_names(head, mapping, wanted.slurm_names)
     shared = shares_file_system(head)
