@@ -10,7 +10,6 @@ If the disk is full by then, these lines are in memory until it has room.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import logging
@@ -21,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from phalanx.file_space import free_range, reserve_range
 from phalanx.node.head_link.channels import start_thread
 from phalanx.node.logic.accounts import NodeAccount
 from phalanx.node.logic.output_mask import OutputMasker
@@ -35,10 +35,7 @@ _BLOCK_BYTES: Final = 4096  # holes are punched in whole blocks
 _RESERVE_BYTES: Final = 512  # past the end of each file: room for our lines about dropped output
 # Space left free for the head, which may store the uploads on the same disk; at most an eighth of the disk.
 _LEAVE_BYTES: Final = 16 * 1024 * 1024
-_KEEP_SIZE: Final = 0x01  # FALLOC_FL_KEEP_SIZE
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-_PUNCH_HOLE: Final = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, linux/falloc.h
-_libc = ctypes.CDLL(None, use_errno=True)
 _log = logging.getLogger(__name__)
 
 
@@ -217,7 +214,7 @@ class Spool:
             state = self._streams[stream]
             tail_bytes = 0 if state.missing else self._tail_bytes  # the disk is full: free the tail too
             limit = (min(offset, state.end) - tail_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
-            if limit > state.freed and _punch(state.file, state.freed, limit - state.freed):
+            if limit > state.freed and free_range(state.file, state.freed, limit - state.freed):
                 state.freed = limit
             if state.missing and not state.pipes:
                 self._write_total_dropped(state)
@@ -531,10 +528,10 @@ def _reserve(state: _Stream, size: int) -> bool:
     if wanted <= state.reserved:
         return True
     start = max(state.end, state.reserved) // _BLOCK_BYTES * _BLOCK_BYTES
-    length = ctypes.c_int64(wanted - start)
-    if _libc.fallocate(ctypes.c_int(state.file), ctypes.c_int(_KEEP_SIZE), ctypes.c_int64(start), length):
-        if ctypes.get_errno() in _FULL:
-            return state.end + size <= state.reserved
+    error = reserve_range(state.file, start, wanted - start)
+    if error in _FULL:
+        return state.end + size <= state.reserved
+    if error:
         return True  # the file system cannot reserve: the write will report
     state.reserved = wanted
     return True
@@ -548,11 +545,3 @@ def _room(file: int, share: int) -> int:
         return 0
     left_free = min(_LEAVE_BYTES, disk.f_blocks * disk.f_frsize // 8) // share
     return max(0, disk.f_bavail * disk.f_frsize - left_free)
-
-
-def _punch(file: int, offset: int, length: int) -> bool:
-    """Free a range of a file; False if the file system cannot (then the file keeps its size on disk)."""
-    result = _libc.fallocate(
-        ctypes.c_int(file), ctypes.c_int(_PUNCH_HOLE), ctypes.c_int64(offset), ctypes.c_int64(length)
-    )
-    return bool(result == 0)

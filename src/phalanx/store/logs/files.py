@@ -26,10 +26,10 @@ from phalanx.durable_files import (
     write_at,
 )
 from phalanx.failpoints import hit
+from phalanx.file_space import free_range
 from phalanx.ports.logs import StreamKey, stream_key
 from phalanx.ports.store import StoreRefused
 from phalanx.store.disk_usage import job_folders, tree_bytes
-from phalanx.store.logs.freed_ranges import free_range
 from phalanx.store.logs.names import (
     STREAM,
     sort_key,
