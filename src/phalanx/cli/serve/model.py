@@ -6,7 +6,7 @@ import copy
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -43,6 +43,9 @@ from phalanx.core.work.services.service_terms import (
     READY_WITHIN_MAX_S,
     SERVICE_NAME_MAX,
 )
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 _LOAD_BYTES_PER_S: Final = 100e6  # slowest network disk that a start is not stopped for
 # Options of jobs that end, or of how a job's own program starts and saves.
@@ -176,18 +179,11 @@ def model(
         local.formats()  # before a node is asked
     fleet = gpu_models(head.nodes())
     gpus = asked_gpus(keys)
-    found = local
-    digest = ""
+    found, digest = local, ""
     if engine is None or local is None or source is not None or not shares_file_system(head):
         digest_bytes = 0 if source is None else max(1, source.size_bytes)
-        answer = ask_node(head, keys, path, candidate_nodes(fleet, gpus), digest_bytes=digest_bytes)
+        answer, found = _ask_node(head, keys, path, candidate_nodes(fleet, gpus), digest_bytes)
         digest = answer.digest
-        found = answer.files
-        if found is None:
-            raise BadFile(
-                f"node {answer.node} has nothing at {path}",
-                hint="the folder must be on the nodes, or on a disk that they share",
-            )
         if engine is None:
             engine = choose_engine(found, answer).name
             warn(f"{engine} is installed on node {answer.node}")
@@ -203,9 +199,7 @@ def model(
         own |= {"ready": ready} if ready else {}
     if source is not None:
         own["labels"] = {**dict(keys.get("labels", {})), **source.labels(digest)}  # type: ignore[call-overload]
-    whole = {**keys, **own, "env": {**dict(own.get("env", {})), **dict(keys.get("env", {}))}}  # type: ignore[call-overload]
-    whole = {key: whole[key] for key in KEY_KINDS if key in whole and whole[key] not in (None, {}, [], "")}
-    wanted = job_request_again(whole, {**_NOTHING})
+    wanted = job_request_again(_joined(keys, own), {**_NOTHING})
     if as_file:
         from phalanx.user_files.yaml_text import yaml_text
 
@@ -215,6 +209,30 @@ def model(
 
 
 _NOTHING: Final[Mapping[str, Any]] = {**dict.fromkeys(KEY_KINDS), "env": (), "copy": False}
+
+
+def _ask_node(
+    head: Client, keys: Mapping[str, object], path: str, nodes: Sequence[str], digest_bytes: int
+) -> tuple[NodeAnswer, ModelFiles]:
+    """Return what a node says of itself, and the files of the model that it has.
+
+    Raises:
+        BadFile: it has none.
+    """
+    answer = ask_node(head, keys, path, nodes, digest_bytes=digest_bytes)
+    if answer.files is None:
+        raise BadFile(
+            f"node {answer.node} has nothing at {path}",
+            hint="the folder must be on the nodes, or on a disk that they share",
+        )
+    return answer, answer.files
+
+
+def _joined(keys: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
+    """Return the keys of the service's file: those of options, with ours over them, in the order of a job file."""
+    env = {**dict(own.get("env", {})), **dict(keys.get("env", {}))}  # type: ignore[call-overload]
+    whole = {**keys, **own, "env": env}
+    return {key: whole[key] for key in KEY_KINDS if key in whole and whole[key] not in (None, {}, [], "")}
 
 
 def choose_engine(files: ModelFiles, answer: NodeAnswer) -> InferenceEngine:
