@@ -297,6 +297,10 @@ def print_tables(
     print(f"{len(missed)} missed" + "".join(f"\n  {text}" for text in missed))
 
 
+_SIDES: Final = ((6, 4, "left"), (-6, 4, "right"), (6, -12, "left"), (-6, -12, "right"))
+"""Of a point, where its name may stand: points to the right, points up, alignment."""
+
+
 def draw_front(found: Mapping[str, Mapping[str, Mapping[str, float]]], kind: str) -> bytes:
     """Draw mean completion time against the largest wait and against stops; a line joins the policies that none beats in both."""
     from phalanx.cli.figure_files import Chart, render
@@ -324,6 +328,8 @@ def _plot_front(
 
     names = list(dict.fromkeys(policy for half in found.values() for policy in half))
     colours = {name: colour(series_colour(number) if number < 8 else "ink") for number, name in enumerate(names)}
+    marks: list[tuple[float, float]] = []
+    judged: dict[str, tuple[float, float]] = {}
     for half, marker in (("chosen on", "o"), ("judged on", "o"), ("public", "s")):
         points = {
             policy: (figures["avg_jct_to_srtf"], figures[key])
@@ -333,9 +339,9 @@ def _plot_front(
         for policy, (x, y) in points.items():
             filled = colours[policy] if half == "judged on" else "none"
             axes.plot([x], [y], marker, color=colours[policy], markerfacecolor=filled, markersize=7)
-            if half == "judged on":
-                axes.annotate(policy, (x, y), (6, 4), textcoords="offset points", color=colours[policy])
+        marks += points.values()
         if half == "judged on":
+            judged = points
             front = pareto_front(points.values())
             axes.plot([x for x, _ in front], [y for _, y in front], color=colour("line"), linewidth=1.2, zorder=0)
     axes.set_xscale("log")
@@ -347,6 +353,34 @@ def _plot_front(
     axes.set_xlim(0.97, furthest)
     axes.set_ylim(bottom=0.0)
     style_axes(axes, title, y_label=label)
+    _write_names(axes, judged, marks, colours)
+
+
+def _write_names(
+    axes: Axes,
+    points: Mapping[str, tuple[float, float]],
+    marks: Sequence[tuple[float, float]],
+    colours: Mapping[str, str],
+) -> None:
+    """Write the name of each point beside it, on the first side where it covers no mark, name or axis, else on the first."""
+    from matplotlib.transforms import Bbox
+
+    half = 5.0 * axes.figure.dpi / 72.0  # of a mark, in pixels
+    taken = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in axes.transData.transform(marks)]
+    for name, place in points.items():
+        texts = [
+            axes.annotate(name, place, (across, up), textcoords="offset points", ha=align, color=colours[name])
+            for across, up, align in _SIDES
+        ]
+        boxes = [text.get_window_extent() for text in texts]
+        fits = [
+            own.x0 >= axes.bbox.x0 and own.y0 >= axes.bbox.y0 and not any(map(own.overlaps, taken)) for own in boxes
+        ]
+        chosen = fits.index(True) if any(fits) else 0
+        taken.append(boxes[chosen])
+        for number, text in enumerate(texts):
+            if number != chosen:
+                text.remove()
 
 
 def pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
