@@ -27,6 +27,7 @@ from phalanx.core.state.events import LabelNodes
 from phalanx.core.state.reports import MemberReady, MemberStarted, ReadinessChanged
 from phalanx.web.assets import load_assets
 from phalanx.web.document import Viewer
+from phalanx.web.plan_page import PLAN_FIELDS
 from phalanx.web.use_page import HOUR_US, STATES, Costs, Use, UseAsked, use_page
 from phalanx.wire.api.waste import WasteRowView, WasteView
 from tests.contract.api_head import JOB, TOKENS, Supervisor, code, until
@@ -281,6 +282,11 @@ def test_plan_shows_what_the_command_line_says(call, page):
     offloaded = page("/plan?model=llama-3-8b&gpus=a100-80gb:8&global_batch=64&offload=optimizer", "viewer").text
     assert "offload optimizer: saves" in offloaded
     assert "Memory of each host" in offloaded
+    asked = {"model": "llama-3-8b", "gpus": "a100-80gb:8", "method": "lora", "mean_length": "600", "host_memory": "2T"}
+    lengths = call("viewer", "GET", "/plan", params=asked).text
+    assert "samples of 600 tokens, at most 4,096, padded to" in lengths
+    assert '<details open class="wide">' in lengths  # the fields that were filled in are seen
+    assert call("viewer", "POST", "/v1/plan", asked).json()["asked"]["samples"]["mean_length"] == 600
     refused = call("viewer", "GET", "/plan?model=llama-3.1-405b&gpus=h100:1").text
     assert "does not fit" in refused
     assert "Run it:" not in refused
@@ -508,7 +514,7 @@ def test_no_text_of_a_user_becomes_markup(head, call, page):
     assert all(text in page("/settings").text for text in PAYLOADS[:5])
     for text in PAYLOADS:  # and what a link of another site puts into an address
         for path in ("/plan", "/what-if"):
-            fields = dict.fromkeys((*planning.PLAN_FIELDS, *planning.JOB_FIELDS, *planning.CHANGE_FIELDS), text)
+            fields = dict.fromkeys((*PLAN_FIELDS, *planning.JOB_FIELDS, *planning.CHANGE_FIELDS), text)
             reply = call("admin", "GET", path, params=fields)
             assert reply.status_code in (400, 422), text
             check(Page(reply.text))

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.cli.plan.job_plan import _DEFAULTS
 from phalanx.core.errors import PhalanxError
 from phalanx.planner.cost.optimizers import Offload, OptimizerKind
 from phalanx.planner.facts.coefficient_table import stacks
 from phalanx.plans.answer import compute_plan
 from phalanx.plans.method import method_words
+from phalanx.plans.option_words import PLAN_DEFAULTS
 from phalanx.plans.records import as_json
 
 COUNTS = st.sampled_from((*[None] * 20, "1", "2", "7", "8", "64", "504", "4096", "1000000"))
@@ -37,7 +37,7 @@ def _answer(asked):
     if not asked["method"].startswith("grpo") and asked["seq"] != "7":
         asked = {**asked, "prompt_tokens": None, "answer_tokens": None, "group": None, "updates": None}
     try:
-        return as_json(compute_plan({**_DEFAULTS, "fleet": None, "explain": True, "top": 3, **asked})), ""
+        return as_json(compute_plan({**PLAN_DEFAULTS, "explain": True, "top": 3, **asked})), ""
     except PhalanxError as error:
         return None, error.message
 

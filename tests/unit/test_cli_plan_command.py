@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from phalanx.cli.plan.answer import plan_answer
-from phalanx.cli.plan.job_plan import _DEFAULTS
 from phalanx.cli.plan.plan_option import parse_plan_option
 from phalanx.cli.root import main
 from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.layouts.layout import layout_from_json, parse_layout
+from tests.planned import planned
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +29,6 @@ def typed(capsys):
         return code, shown.out, shown.err
 
     return run
-
-
-def told(model, gpus, **options):
-    return plan_answer({**_DEFAULTS, "fleet": None, "model": model, "gpus": gpus, "top": 5, **options})
 
 
 def test_full_training_of_70b_on_eight_a100_is_refused_with_what_would_fit(typed):
@@ -71,8 +66,8 @@ def test_lora_of_70b_at_tp4_dp2_fits_with_time_and_cost(typed):
 
 
 def test_eight_gpus_give_seven_to_eight_times_one_like_for_like():
-    one = told("llama-2-70b", "a100-80gb:1", method="qlora", global_batch="64", layout="mbs=4,recompute=full")
-    eight = told("llama-2-70b", "a100-80gb:8", method="qlora", global_batch="64", layout="dp=8,mbs=4,recompute=full")
+    one = planned("llama-2-70b", "a100-80gb:1", method="qlora", global_batch="64", layout="mbs=4,recompute=full")
+    eight = planned("llama-2-70b", "a100-80gb:8", method="qlora", global_batch="64", layout="dp=8,mbs=4,recompute=full")
     assert 7.0 <= eight.layouts[0].tokens_per_s / one.layouts[0].tokens_per_s <= 8.0
 
 
@@ -88,7 +83,7 @@ def test_saved_answer_is_what_run_takes(typed, tmp_path):
 
 
 def test_layouts_are_best_first_and_the_others_say_why():
-    answer = told("llama-3-8b", "2xh100:8")
+    answer = planned("llama-3-8b", "2xh100:8")
     steps = [one.step_s.mid for one in answer.layouts]
     assert len(steps) > 1
     assert all(one.why for one in (*answer.layouts, *answer.losers))
@@ -102,7 +97,7 @@ def test_explain_shows_each_formula_with_its_numbers_and_source(typed):
     assert "    N = L (2 d h k + 2 d g k + 3 d f) + embeddings + norms" in lines
     assert any("N = 70,553,706,496" in line for line in lines)
     assert any("Kaplan" in line for line in lines)
-    for one in told("llama-3-70b", "4xh100:8", tokens="300B").formulas:
+    for one in planned("llama-3-70b", "4xh100:8", tokens="300B").formulas:
         assert one.symbols
         assert one.numbers
         assert one.source, one.name
@@ -194,7 +189,7 @@ def test_explained_gathering_sends_what_the_step_is_counted_with(typed):
     assert "n 872 MB a layer" in sent[1]
 
 
-def test_explained_mfu_is_the_one_that_is_told(typed):
+def test_explained_mfu_is_the_one_that_is_planned(typed):
     for words in (("--precision", "fp8"), ("--method", "lora")):
         _, out, _ = typed("llama-3-8b", "--gpus", "h100:8", "--explain", "--json", *words)
         found = json.loads(out)

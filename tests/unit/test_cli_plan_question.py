@@ -2,7 +2,6 @@
 
 import pytest
 
-from phalanx.cli.plan.job_plan import _DEFAULTS
 from phalanx.cli.root import main
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.gang_topology import parse_gbit_per_s
@@ -17,6 +16,7 @@ from phalanx.plans.amounts import (
     parse_tokens,
     parse_usd,
 )
+from phalanx.plans.option_words import PLAN_DEFAULTS
 from phalanx.plans.request import format_price, parse_plan_inputs
 
 
@@ -27,7 +27,7 @@ def _own_home(monkeypatch, tmp_path):
 
 
 def question(model="llama-3-8b", gpus="h100:8", **options):
-    return parse_plan_inputs({**_DEFAULTS, "fleet": None, "model": model, "gpus": gpus, **options})
+    return parse_plan_inputs({**PLAN_DEFAULTS, "model": model, "gpus": gpus, **options})
 
 
 def test_machine_and_model_are_what_the_names_mean():

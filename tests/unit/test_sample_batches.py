@@ -13,6 +13,7 @@ from phalanx.core.work.layouts.layout import parse_layout
 from phalanx.planner.facts.coefficient_table import coefficients
 from phalanx.planner.search.sample_batches import SampleBatches
 from phalanx.planner.serving.answer_lengths import AnswerBatching
+from phalanx.plans.headline import effect_text, samples_text
 from phalanx.plans.option_words import PACKINGS
 from tests.planned import planned
 
@@ -90,6 +91,19 @@ def test_packing_counts_tokens_and_stands_beside_padding():
     assert effect.option == "packing packed"
     assert effect.added_s < 0.0  # as many samples, padded, take longer
     assert padded.effects == ()
+
+
+def test_an_option_that_changes_nothing_says_so():
+    """One sequence at a time on one GPU has neither pads nor waits."""
+    alone = {"layout": "mbs=1,accumulate=8", **ASKED, "global_batch": "8"}
+    answer = planned("llama-3-8b", "a100-80gb:1", mean_length="600", packing="unpadded", **alone)
+    assert effect_text(answer.effects[0]) == "packing unpadded: changes neither memory nor time of this layout"
+    assert "waiting" not in samples_text(answer.samples)
+    waits = planned(
+        "llama-3-8b", "a100-80gb:8", mean_length="600", packing="unpadded", layout="dp=8,mbs=4,accumulate=2", **ASKED
+    )
+    assert "takes no memory and saves" in effect_text(waits.effects[0])
+    assert "waiting for the fullest micro-batch costs" in samples_text(waits.samples)
 
 
 def test_plain_plans_have_no_samples():

@@ -29,6 +29,7 @@ from phalanx.planner.serving.answer_lengths import AnswerBatching
 from phalanx.planner.serving.rollout import RolloutRequest
 from phalanx.plans.amounts import format_seconds
 from phalanx.plans.formulas import ExplainedLayout, explain_layout
+from phalanx.plans.global_batch import batch_grain, next_batch
 from phalanx.plans.machine import PlannedFleet
 from phalanx.plans.method import WrittenAnswers, method_word
 from phalanx.plans.records import (
@@ -40,7 +41,7 @@ from phalanx.plans.records import (
     ShownRollout,
     ShownSamples,
 )
-from phalanx.plans.request import PlanInputs, batch_grain, format_price, parse_plan_inputs
+from phalanx.plans.request import PlanInputs, format_price, parse_plan_inputs
 
 GB: Final = 1e9
 
@@ -306,5 +307,4 @@ def _method(question: PlanInputs) -> str:
 
 def _divisible(question: PlanInputs) -> int:
     """Return the next larger global batch that is divisible by the number of GPUs, and by the answers to a prompt."""
-    grain = batch_grain(question.machine.gpus, question.answers)
-    return -(-question.global_batch // grain) * grain
+    return next_batch(question.global_batch, batch_grain(question.machine.gpus, question.answers))

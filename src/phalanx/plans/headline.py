@@ -14,9 +14,11 @@ from phalanx.plans.amounts import (
     format_tokens,
     format_usd,
 )
-from phalanx.plans.records import Estimate, PlanAnswer, ShownEffect, ShownSamples
+from phalanx.plans.records import Estimate, LayoutFigures, PlanAnswer, ShownEffect, ShownSamples
 
 _SAME_BYTES: Final = 1e6  # less is not shown
+_SAME_SHARE: Final = 5e-4  # of a step: less would not change three digits
+_SEEN_SHARE: Final = 0.005  # less is 0 %
 _WORTH: Final = 1.05  # speeds within 5 % are the same
 
 
@@ -48,13 +50,26 @@ def headline(answer: PlanAnswer) -> str:
 def effect_text(one: ShownEffect) -> str:
     """Return what an option saves and costs, in one line."""
     saved, added = one.saved_bytes, one.added_s
+    no_memory = abs(saved) < _SAME_BYTES
+    no_time = abs(added) < _SAME_SHARE * one.without.step_s.mid
+    if no_memory and no_time:
+        return f"{one.option}: changes neither memory nor time of this layout"
     memory = f"{'saves' if saved >= 0 else 'takes'} {format_decimal_bytes(abs(saved))} a GPU"
-    if abs(saved) < _SAME_BYTES:
-        memory = "takes no memory"
     time = f"{'costs' if added >= 0 else 'saves'} {format_seconds(abs(added))} a step"
     figures = f"{format_decimal_bytes(one.without.used_bytes)}, {format_seconds(one.without.step_s.mid)}"
     fits = "" if one.without_fits else ", does not fit"
-    return f"{one.option}: {memory} and {time} (without it {figures}{fits})"
+    what = f"{'takes no memory' if no_memory else memory} and {'takes no time' if no_time else time}"
+    return f"{one.option}: {what} (without it {figures}{fits})"
+
+
+def host_text(answer: PlanAnswer, one: LayoutFigures) -> str:
+    """Return what a layout keeps in the memory of each host, in one line; empty for nothing."""
+    if not one.host_bytes:
+        return ""
+    limit = "" if one.host_limit_bytes is None else f" of {format_decimal_bytes(one.host_limit_bytes)}"
+    buffers = "" if answer.offload == "none" else ", and up to half more for buffers"
+    tight = "; tight: the buffers may have no room" if one.is_tight_on_host else ""
+    return f"memory of each host: {format_decimal_bytes(one.host_bytes)}{limit}{buffers}{tight}"
 
 
 def samples_text(one: ShownSamples) -> str:
@@ -62,7 +77,8 @@ def samples_text(one: ShownSamples) -> str:
     if one.packing == "packed":
         where = f"packed into sequences of {one.longest}, of which {one.tokens / one.positions:.0%} are tokens"
     elif one.packing == "unpadded":
-        where = f"computed without pads; waiting for the fullest micro-batch costs {one.wasted:.0%}"
+        waits = f"; waiting for the fullest micro-batch costs {one.wasted:.0%}" if one.wasted >= _SEEN_SHARE else ""
+        where = f"computed without pads{waits}"
     else:
         where = f"padded to {one.positions:,.0f} on average: {one.wasted:.0%} of what is computed are pads"
     faster = ""

@@ -10,10 +10,11 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.training_task import Objective, TrainingMethod
 from phalanx.plans.amounts import parse_count
+from phalanx.plans.option_words import flag_of
 
 GROUP_DEFAULT: Final = 8  # answers to a prompt: trl's num_generations
 UPDATES_DEFAULT: Final = 1  # on policy: verl and NeMo RL take four in their examples
-_FLAGS: Final = {"prompt_tokens": "in", "answer_tokens": "out", "group": "group", "updates": "updates"}
+_WRITING: Final = ("prompt_tokens", "answer_tokens", "group", "updates")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +66,12 @@ def parse_answers(options: Mapping[str, Any], objective: Objective, seq: int) ->
     Raises:
         BadRequest: a number is not positive, they exceed the sequence, or belong to another method.
     """
-    given = {name: options[name] for name in _FLAGS if options.get(name) is not None}
+    given = {name: options[name] for name in _WRITING if options.get(name) is not None}
     if objective is not Objective.GRPO:
         for name in given:
-            raise BadRequest(f"{_FLAGS[name]} needs method grpo", hint="add --method grpo")
+            raise BadRequest(f"{flag_of(name)} needs method grpo", hint="add --method grpo")
         return None
-    counts = {name: parse_count(text, what=_FLAGS[name]) for name, text in given.items()}
+    counts = {name: parse_count(text, what=flag_of(name)) for name, text in given.items()}
     prompt = counts.get("prompt_tokens", max(1, seq // 8))
     longest = seq - prompt
     answer = counts.get("answer_tokens", max(1, longest // 2))

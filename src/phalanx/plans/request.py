@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layouts.layout import PRECISIONS, Layout, parse_layout
@@ -16,25 +15,16 @@ from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.planner.cost.optimizers import Offload, OptimizerKind
 from phalanx.planner.cost.training_task import Objective, TrainingMethod
 from phalanx.planner.search.sample_batches import SampleBatches
-from phalanx.plans.amounts import format_tokens, parse_count, parse_switch, parse_tokens
+from phalanx.plans.amounts import format_tokens, parse_switch, parse_tokens
+from phalanx.plans.global_batch import parse_global_batch
 from phalanx.plans.machine import PlannedFleet, machine_from_head, machine_from_options
-from phalanx.plans.method import WrittenAnswers, method_word, parse_answers, parse_method
-from phalanx.plans.sample_lengths import parse_samples
+from phalanx.plans.method import WrittenAnswers, method_word
+from phalanx.plans.option_words import flag_of
+from phalanx.plans.training import TrainingInputs, parse_training
 
-SEQ_DEFAULT: Final = 4096  # positions: as Llama 2, H. Touvron et al., 2023
-BATCH_DEFAULT_TOKENS: Final = 4_194_304  # per step in full training: as Llama 1 and 2
-ADAPTER_BATCH_DEFAULT: Final = 64  # sequences per step for adapters: published recipes use 16 to 128
-SAMPLES_DEFAULT: Final = {
-    Objective.DPO: (128, "pairs of answers per step"),  # recipes use 32 to 256
-    Objective.GRPO: (512, "answers per step"),  # 64 prompts with the usual eight answers
-}
-_FLAGS: Final = {
-    "prompt_tokens": "in",
-    "answer_tokens": "out",
-    "cuda_graphs": "cuda-graphs",
-    "host_memory": "host-memory",
-    "mean_length": "mean-length",
-}
+if TYPE_CHECKING:
+    from phalanx.planner.facts.machines import FactTables
+
 # without fp8, which does not preserve the loss of every training and is used on request only
 _PRECISION_ORDER: Final = ("bf16", "fp16", "fp32")
 
@@ -116,97 +106,78 @@ def parse_plan_inputs(
     """
     from phalanx.planner.facts.coefficient_table import find_stack
     from phalanx.planner.facts.machines import read_fact_tables
-    from phalanx.planner.facts.model_argument import parse_model_argument
 
     notes: list[str] = []
     tables = read_fact_tables(home, tuple(options["prices"]))
-    objective, method = parse_method(options["method"])
-    optimizer, offload = _optimizer(options["optimizer"]), _offload(options["offload"])
-    model = parse_model_argument(options["model"], home=home, notes=notes, files=files)
-    seq = _seq(options["seq"], model)
-    answers = parse_answers(options, objective, seq)
-    samples = parse_samples(options, objective, seq)
-    if options["fleet"] == "here":
-        if fleet is None:
-            raise BadRequest("fleet: no fleet is known here", hint="name the GPUs")
-        machine = machine_from_head(fleet(), options, tables, notes)
-    else:
-        machine = machine_from_options(options, tables, notes)
+    training = parse_training(options, home=home, files=files, notes=notes)
+    machine = _machine(options, fleet, tables, notes)
     layout = None if options["layout"] is None else parse_layout(options["layout"])
-    named = None if not options["stack"] else find_stack(options["stack"])
+    named = find_stack(options["stack"]) if options["stack"] else None
     precision = _precision(options["precision"], layout, options["layout"], machine, named)
-    counted = seq if samples is None else max(1, round(samples.tokens))
-    grain = batch_grain(machine.gpus, answers)
-    batch = _batch(options["global_batch"], counted, objective, method, layout, grain, notes)
-    if answers is not None and batch % answers.group:
-        raise BadRequest(
-            f"global batch {batch} is not divisible by groups of {answers.group} answers",
-            hint=f"use a multiple of {answers.group}",
-        )
-    if answers is not None and batch % answers.updates:
-        raise BadRequest(
-            f"global batch {batch} is not divisible by {answers.updates} updates", hint="use a divisor for --updates"
-        )
-    stack = _stack(options["stack"], model, precision, objective, method, offload, notes)
+    batch = parse_global_batch(options["global_batch"], training, layout=layout, gpus=machine.gpus, notes=notes)
+    stack = _stack(named, training, precision, notes)
     inputs = PlanInputs(
-        model=model,
+        model=training.model,
         machine=machine,
-        seq=seq,
+        seq=training.seq,
         global_batch=batch,
         tokens=None if options["tokens"] is None else parse_tokens(options["tokens"]),
-        method=method,
+        method=training.method,
         precision=precision,
         stack=stack,
-        cuda_graphs=parse_graphs(options.get("cuda_graphs"), stack, objective),
-        optimizer=optimizer,
-        offload=offload,
-        objective=objective,
-        answers=answers,
-        samples=samples,
+        cuda_graphs=parse_graphs(options["cuda_graphs"], stack, training.objective),
+        optimizer=training.optimizer,
+        offload=training.offload,
+        objective=training.objective,
+        answers=training.answers,
+        samples=training.samples,
         layout=layout,
         model_argument=options["model"],
         stated_batch="" if options["global_batch"] is None else f" --global-batch {batch}",
-        arguments=" ".join(
-            [
-                options["model"],
-                *(["--gpus", options["gpus"]] if options["gpus"] else []),
-                *(["--fleet", "here"] if options["fleet"] else []),
-            ]
-        ),
+        arguments=_arguments(options),
         notes=tuple(notes),
     )
     return replace(inputs, stated=_stated(options, inputs))
 
 
-def _stack(
-    text: Any,
-    model: ModelShape,
-    precision: str,
-    objective: Objective,
-    method: TrainingMethod,
-    offload: Offload,
-    notes: list[str],
-) -> Stack:
-    """Return the given stack, else the default."""
-    from phalanx.planner.facts.coefficient_table import default_stack, find_stack
+def _machine(
+    options: Mapping[str, Any], fleet: Callable[[], PlannedFleet] | None, tables: FactTables, notes: list[str]
+) -> Machine:
+    """Return the GPUs of the fleet, or those that the options name."""
+    if options["fleet"] != "here":
+        return machine_from_options(options, tables, notes)
+    if fleet is None:
+        raise BadRequest("fleet: no fleet is known here", hint="name the GPUs")
+    return machine_from_head(fleet(), options, tables, notes)
 
-    if text:
-        stack = find_stack(text)
-        if objective is not Objective.CROSS_ENTROPY and not stack.compares:
-            raise BadRequest(
-                f"stack: {stack.name} trains on text only, not on answers that are compared ({objective.value})",
-                hint="use --stack transformers, verl or nemo-rl",
-            )
-        return stack
-    return default_stack(
-        model,
-        precision,
-        notes,
-        adapters=method is not TrainingMethod.FULL,
-        preferences=objective is not Objective.CROSS_ENTROPY,
-        writes=objective is Objective.GRPO,
-        offload=offload is not Offload.NONE,
-    )
+
+def _stack(named: Stack | None, training: TrainingInputs, precision: str, notes: list[str]) -> Stack:
+    """Return the named stack, which must train by this method, else the default."""
+    from phalanx.planner.facts.coefficient_table import default_stack
+
+    compares = training.objective is not Objective.CROSS_ENTROPY
+    if named is None:
+        return default_stack(
+            training.model,
+            precision,
+            notes,
+            adapters=training.method is not TrainingMethod.FULL,
+            preferences=compares,
+            writes=training.objective is Objective.GRPO,
+            offload=training.offload is not Offload.NONE,
+        )
+    if compares and not named.compares:
+        raise BadRequest(
+            f"stack: {named.name} trains on text only, not on answers that are compared ({training.objective.value})",
+            hint="use --stack transformers, verl or nemo-rl",
+        )
+    return named
+
+
+def _arguments(options: Mapping[str, Any]) -> str:
+    """Return the model with its GPUs, as typed."""
+    gpus = f" --gpus {options['gpus']}" if options["gpus"] else ""
+    return f"{options['model']}{gpus}" + (" --fleet here" if options["fleet"] else "")
 
 
 def _stated(options: Mapping[str, Any], inputs: PlanInputs) -> str:
@@ -215,7 +186,7 @@ def _stated(options: Mapping[str, Any], inputs: PlanInputs) -> str:
         "seq": inputs.seq,
         "optimizer": inputs.optimizer.value,
         "offload": inputs.offload.value,
-        "host_memory": options.get("host_memory"),
+        "host_memory": options["host_memory"],
         "precision": inputs.precision,
         "stack": inputs.stack.name,
         "cuda_graphs": "on" if inputs.cuda_graphs else "off",
@@ -224,12 +195,12 @@ def _stated(options: Mapping[str, Any], inputs: PlanInputs) -> str:
         read |= {"mean_length": inputs.samples.mean, "packing": inputs.samples.batching.value}
     if inputs.answers is not None:
         answers = inputs.answers
-        read |= {"prompt_tokens": answers.prompt, "answer_tokens": answers.answer, "group": answers.group}
-        read |= {"updates": answers.updates}
+        read |= {"prompt_tokens": answers.prompt, "answer_tokens": answers.answer}
+        read |= {"group": answers.group, "updates": answers.updates}
     return "".join(
-        f" --{_FLAGS.get(name, name)} {value}"
+        f" --{flag_of(name)} {value}"
         for name, value in read.items()
-        if options.get(name) is not None and value not in {OptimizerKind.ADAMW, Offload.NONE}
+        if options[name] is not None and value not in {OptimizerKind.ADAMW, Offload.NONE}
     )
 
 
@@ -256,78 +227,6 @@ def parse_graphs(text: object, stack: Stack, objective: Objective) -> bool | Non
             else "--stack megatron-core, or leave the option out",
         )
     return graphs
-
-
-def _optimizer(text: object) -> OptimizerKind:
-    """Return the optimizer; names of transformers and bitsandbytes (`paged_adamw_8bit`, `adamw_bnb_8bit`, `adamw_torch_4bit`) are read too."""
-    word = (
-        "".join(one for one in str(text).strip().lower() if one.isalnum())
-        .replace("bnb", "")
-        .replace("torch", "")
-        .removesuffix("32bit")
-    )
-    for kind in OptimizerKind:
-        if word == kind.value.replace("-", ""):
-            return kind
-    hint = suggestion(str(text), list(OptimizerKind))
-    raise BadRequest(f"optimizer: {str(text)[:60]!r} must be one of {', '.join(OptimizerKind)}", hint=hint)
-
-
-def _offload(text: object) -> Offload:
-    word = str(text).strip().lower()
-    if word not in set(Offload):
-        hint = suggestion(word, list(Offload))
-        raise BadRequest(f"offload: {str(text)[:60]!r} must be one of {', '.join(Offload)}", hint=hint)
-    return Offload(word)
-
-
-def _seq(text: object, model: ModelShape) -> int:
-    """Return the given sequence length, else the default, at most the model's number of position vectors."""
-    if text is None:
-        return min(SEQ_DEFAULT, model.positions or SEQ_DEFAULT)
-    seq = parse_count(text, what="seq")
-    if model.positions and seq > model.positions:
-        raise BadRequest(
-            f"seq: {model.name} has position vectors for {model.positions} positions, not {seq}",
-            hint=f"--seq {model.positions}",
-        )
-    return seq
-
-
-def batch_grain(gpus: int, answers: WrittenAnswers | None) -> int:
-    """Return what a batch must be a multiple of, so that it divides among the GPUs in each update, and into the answers to a prompt."""
-    return gpus if answers is None else math.lcm(gpus * answers.updates, answers.group)
-
-
-def _batch_default(default: int, grain: int) -> int:
-    """Return the next multiple of `grain`; the default itself where answers to a prompt or updates make the step much larger."""
-    batch = -(-default // grain) * grain
-    return batch if batch <= 2 * default else default
-
-
-def _batch(
-    text: object,
-    seq: int,
-    objective: Objective,
-    method: TrainingMethod,
-    layout: Layout | None,
-    grain: int,
-    notes: list[str],
-) -> int:
-    """Return the given sequences per step, else those of the given layout, else the next multiple of `grain` from the default on."""
-    if text is not None:
-        return parse_count(text, what="global-batch")
-    if layout is not None and (layout.micro_batches > 1 or layout.micro_batch > 1):
-        return layout.global_batch
-    if objective is not Objective.CROSS_ENTROPY:
-        default, what = SAMPLES_DEFAULT[objective]
-        batch = _batch_default(default, grain)
-        notes.append(f"global batch not stated: {batch} {what}")
-        return batch
-    default = ADAPTER_BATCH_DEFAULT if method is not TrainingMethod.FULL else max(1, BATCH_DEFAULT_TOKENS // seq)
-    batch = -(-default // grain) * grain
-    notes.append(f"global batch not stated: {batch} sequences = {format_tokens(batch * seq)} tokens per step")
-    return batch
 
 
 def _precision(text: object, layout: Layout | None, layout_words: object, machine: Machine, stack: Stack | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
@@ -17,14 +18,48 @@ from phalanx.plans.amounts import (
     format_tokens,
     format_usd,
 )
-from phalanx.plans.headline import effect_text, headline, interval_text
-from phalanx.plans.option_words import METHODS, OFFLOADS, OPTIMIZERS
+from phalanx.plans.headline import effect_text, headline, host_text, interval_text, samples_text
+from phalanx.plans.option_words import GRAPHS, METHODS, OFFLOADS, OPTIMIZERS, PACKINGS
 from phalanx.plans.records import LayoutFigures, NamedAmounts, PlanAnswer
 from phalanx.web.charts import ChartPart, key, stacked_bar, strip
 from phalanx.web.document import Viewer, document
 from phalanx.web.fields import choice, text_field
 from phalanx.web.html import Child, Html, element, join, table
 
+
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """A field of the form: a line of text like `example`, or a choice of words, of which the first is the default."""
+
+    title: str
+    example: str = ""
+    words: tuple[str, ...] = ()
+
+
+_USUAL: Final[Mapping[str, FormField]] = {
+    "gpus": FormField("GPUs (none: this fleet)", "4xh100:8"),
+    "seq": FormField("Sequence length", "4096"),
+    "global_batch": FormField("Global batch", "1024"),
+    "tokens": FormField("Training tokens", "300B"),
+    "method": FormField("Method", words=METHODS),
+    "optimizer": FormField("Optimizer", words=OPTIMIZERS),
+    "offload": FormField("On the host", words=OFFLOADS),
+    "precision": FormField("Precision", "bf16"),
+    "stack": FormField("Stack", "fsdp2-compile"),
+}
+_MORE: Final[Mapping[str, FormField]] = {
+    "mean_length": FormField("Mean length of a sample", "600"),
+    "packing": FormField("Packing of samples", words=("", *PACKINGS)),
+    "prompt_tokens": FormField("GRPO: tokens of a prompt", "512"),
+    "answer_tokens": FormField("GRPO: tokens of an answer", "1024"),
+    "group": FormField("GRPO: answers to a prompt", "8"),
+    "updates": FormField("GRPO: updates in one step", "1"),
+    "host_memory": FormField("Memory of each host", "512GiB"),
+    "cuda_graphs": FormField("CUDA graphs", words=("", *GRAPHS)),
+    "layout": FormField("Only this layout", "tp=2,fsdp=8"),
+}
+PLAN_FIELDS: Final = ("model", *_USUAL, *_MORE)
+"""The names of all fields of the form. Each is an option of `phalanx plan`."""
 _NODES_DRAWN: Final = 8
 _LETTERS: Final = {Axis.TENSOR: "T", Axis.CONTEXT: "C", Axis.SHARD: "F", Axis.REPLICATE: "D", Axis.PIPELINE: "P"}
 _SERIES: Final = 8  # colours; further parts repeat them
@@ -48,10 +83,17 @@ def plan_page(
 
 
 def _form(asked: Mapping[str, str], models: Sequence[str]) -> Html:
-    def field(title: str, name: str, placeholder: str = "") -> Html:
-        return text_field(title, name, value=asked.get(name, ""), placeholder=placeholder, maxlength="200")
+    def fields(several: Mapping[str, FormField]) -> list[Html]:
+        return [_field(name, one, asked) for name, one in several.items()]
 
     known = element("datalist", [element("option", value=name) for name in models], id="models")
+    more = element(
+        "details",
+        element("summary", "More options"),
+        element("div", fields(_MORE), class_="filter"),
+        open=any(name in asked for name in _MORE),
+        class_="wide",
+    )
     return element(
         "form",
         text_field(
@@ -64,21 +106,20 @@ def _form(asked: Mapping[str, str], models: Sequence[str]) -> Html:
             maxlength="4096",
         ),
         known,
-        field("GPUs (none: this fleet)", "gpus", "4xh100:8"),
-        field("Sequence length", "seq", "4096"),
-        field("Global batch", "global_batch", "1024"),
-        field("Training tokens", "tokens", "300B"),
-        choice("Method", "method", METHODS, chosen=asked.get("method", "full")),
-        choice("Optimizer", "optimizer", OPTIMIZERS, chosen=asked.get("optimizer", "adamw")),
-        choice("On the host", "offload", OFFLOADS, chosen=asked.get("offload", "none")),
-        field("Precision", "precision", "bf16"),
-        field("Stack", "stack", "fsdp2-compile"),
+        fields(_USUAL),
+        more,
         element("button", "Plan", type="submit", class_="primary"),
         method="get",
         action="/plan",
         class_="filter",
         aria_label="What to plan",
     )
+
+
+def _field(name: str, one: FormField, asked: Mapping[str, str]) -> Html:
+    if one.words:
+        return choice(one.title, name, one.words, chosen=asked.get(name, one.words[0]))
+    return text_field(one.title, name, value=asked.get(name, ""), placeholder=one.example, maxlength="200")
 
 
 def _answer(answer: PlanAnswer, fleet: str) -> list[Child]:
@@ -93,11 +134,11 @@ def _answer(answer: PlanAnswer, fleet: str) -> list[Child]:
         content.append(element("p", "Run it: ", element("code", answer.next_command)))
     if not answer.fits and answer.alternatives:
         content += [element("h2", "What fits"), element("ul", [element("li", one) for one in answer.alternatives])]
-    if answer.effects:
-        content += [
-            element("h2", "Options"),
-            element("ul", [element("li", effect_text(one)) for one in answer.effects]),
-        ]
+    options = [effect_text(one) for one in answer.effects]
+    if answer.samples is not None:
+        options.insert(0, samples_text(answer.samples))
+    if options:
+        content += [element("h2", "Options"), element("ul", [element("li", one) for one in options])]
     if shown:
         content += _best(answer, shown[0])
     if answer.layouts:
@@ -125,11 +166,8 @@ def _best(answer: PlanAnswer, best: LayoutFigures) -> list[Child]:
         element("h2", f"Memory of the fullest GPU: {used}"),
         _parts("Memory", best.memory_bytes, best.usable_bytes, format_decimal_bytes),
     ]
-    if best.host_bytes:
-        limit = "" if best.host_limit_bytes is None else f" of {format_decimal_bytes(best.host_limit_bytes)}"
-        content.append(
-            element("p", f"Memory of each host: {format_decimal_bytes(best.host_bytes)}{limit}.", class_="note")
-        )
+    if host := host_text(answer, best):
+        content.append(element("p", f"{host[0].upper()}{host[1:]}.", class_="note"))
     if answer.fits:
         tokens = format_tokens(answer.step_tokens)
         content += [

@@ -20,7 +20,7 @@ from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.ids import NodeId, QueueId
 from phalanx.core.work.users import Action
 from phalanx.plans.records import PlanAnswer
-from phalanx.web.plan_page import plan_page
+from phalanx.web.plan_page import PLAN_FIELDS, plan_page
 from phalanx.web.what_if_page import what_if_page
 from phalanx.wire.api.plan import PlanBody
 from phalanx.wire.why import WhatIfBody, WhatIfReply
@@ -28,18 +28,6 @@ from phalanx.wire.why import WhatIfBody, WhatIfReply
 T = TypeVar("T")
 
 FIELD_MAX: Final = 4096  # characters of a field
-PLAN_FIELDS: Final = (
-    "model",
-    "gpus",
-    "seq",
-    "global_batch",
-    "tokens",
-    "method",
-    "optimizer",
-    "offload",
-    "precision",
-    "stack",
-)
 JOB_FIELDS: Final = ("gpus", "time", "queue", "project", "priority")
 CHANGE_FIELDS: Final = ("add_nodes", "like", "drain", "quota_queue", "quota_gpus")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -14,9 +14,7 @@ from phalanx.cli.plan.counted_page import counted_options, print_counted_plan
 from phalanx.cli.plan.serving_options import print_serving_plan, refuse_without_serve, serving_options
 from phalanx.cli.terminal import terminal
 from phalanx.core.errors import BadRequest
-from phalanx.plans.option_words import GRAPHS, METHODS, OFFLOADS, PACKINGS
-
-TOP_DEFAULT: Final = 5
+from phalanx.plans.option_words import GRAPHS, METHODS, OFFLOADS, PACKINGS, PLAN_DEFAULTS
 
 
 @click.command()
@@ -38,12 +36,12 @@ TOP_DEFAULT: Final = 5
     "--mean-length",
     type=LENGTH,
     metavar="N",
-    help="Mean tokens of a sample, whose longest has --seq. [default: every sequence is full]",
+    help="Mean tokens of a training sample; the longest has as many as --seq. [default: every sequence is full]",
 )
 @click.option(
     "--packing",
     type=click.Choice(PACKINGS),
-    help="With --mean-length: pad samples to the longest that is computed with them, pack several into a sequence, or neither. "
+    help="With --mean-length: pad samples to the longest that is computed with them, pack several into one sequence, or do neither. "
     "[default: padded]",
 )
 @click.option(
@@ -56,7 +54,7 @@ TOP_DEFAULT: Final = 5
 @click.option(
     "--method",
     type=click.Choice(METHODS),
-    default="full",
+    default=PLAN_DEFAULTS["method"],
     show_default=True,
     help="Train all weights, adapters, or adapters on 4-bit weights; dpo and grpo the same by preferences and by rewards.",
 )
@@ -64,19 +62,19 @@ TOP_DEFAULT: Final = 5
 @click.option(
     "--updates",
     metavar="N",
-    help="With --method grpo: optimizer steps in which the answers of one step are used. [default: 1]",
+    help="With --method grpo: optimizer steps in one step, each on an equal part of its answers. [default: 1]",
 )
 @click.option(
     "--optimizer",
     metavar="NAME",
-    default="adamw",
+    default=PLAN_DEFAULTS["optimizer"],
     show_default=True,
     help="Optimizer: adamw, adamw8bit, adamw4bit, paged-adamw or paged-adamw8bit.",
 )
 @click.option(
     "--offload",
     type=click.Choice(OFFLOADS),
-    default="none",
+    default=PLAN_DEFAULTS["offload"],
     show_default=True,
     help="Keep the optimizer, or parameters and optimizer, in the memory of the host.",
 )
@@ -122,7 +120,7 @@ TOP_DEFAULT: Final = 5
 @click.option(
     "--top",
     type=click.IntRange(min=1, max=100),
-    default=TOP_DEFAULT,
+    default=PLAN_DEFAULTS["top"],
     show_default=True,
     metavar="N",
     help="Layouts to show.",

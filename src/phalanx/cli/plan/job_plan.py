@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.work.job_file.plan_key import layout_text
+from phalanx.plans.option_words import PLAN_DEFAULTS
 from phalanx.plans.records import PlanAnswer
 
 if TYPE_CHECKING:
@@ -17,34 +17,6 @@ if TYPE_CHECKING:
     from phalanx.cli.plan.plan_option import PlanRequest
     from phalanx.client import Client
     from phalanx.core.work.gpus import GpuRequest
-
-# Options of `phalanx plan` that a job file cannot set, with their defaults.
-_DEFAULTS: Final[Mapping[str, Any]] = {
-    "seq": None,
-    "mean_length": None,
-    "packing": None,
-    "global_batch": None,
-    "tokens": None,
-    "method": "full",
-    "prompt_tokens": None,
-    "answer_tokens": None,
-    "group": None,
-    "updates": None,
-    "optimizer": "adamw",
-    "offload": "none",
-    "precision": None,
-    "stack": None,
-    "cuda_graphs": None,
-    "instance": None,
-    "network": None,
-    "price": None,
-    "price_date": None,
-    "price_kind": None,
-    "prices": (),
-    "layout": None,
-    "top": 1,
-    "explain": False,
-}
 
 
 def resolve_plan(head: Client, wanted: JobRequest) -> JobRequest:
@@ -100,11 +72,12 @@ def _planned(head: Client, request: PlanRequest, gpus: str) -> PlanAnswer:
         raise BadRequest("plan: the job requests no GPUs", hint="add gpus: 8 to the job, or --gpus 8")
     model = os.path.join(request.folder, request.model)
     options = {
-        **_DEFAULTS,
+        **PLAN_DEFAULTS,
         **request.options,
         "model": model if os.path.exists(model) else request.model,
         "gpus": gpus,
         "fleet": "here",
+        "top": 1,
     }
     answer = plan_answer(options, head=head)
     if not answer.fits:

@@ -18,7 +18,7 @@ from phalanx.plans.amounts import (
     format_tokens,
     format_usd,
 )
-from phalanx.plans.headline import effect_text, headline, interval_text, samples_text
+from phalanx.plans.headline import effect_text, headline, host_text, interval_text, samples_text
 from phalanx.plans.records import (
     Estimate,
     Formula,
@@ -115,11 +115,8 @@ def _parts(answer: PlanAnswer, one: LayoutFigures, screen: Terminal) -> list[str
     title = f"memory of the fullest GPU{under}: {format_decimal_bytes(one.used_bytes)} of {format_decimal_bytes(one.usable_bytes)}, {room}"
     lines = ["", *(screen.paint(line, style) for line in _wrapped(title, screen))]
     lines += _bars(one.memory_bytes, max(one.usable_bytes, one.used_bytes), format_decimal_bytes, screen)
-    if one.host_bytes:
-        buffers = "" if answer.offload == "none" else ", and up to half more for buffers"
-        limit = "" if one.host_limit_bytes is None else f" of {format_decimal_bytes(one.host_limit_bytes)}"
-        tight = "; tight: the buffers may have no room" if one.is_tight_on_host else ""
-        lines += _wrapped(f"memory of each host: {format_decimal_bytes(one.host_bytes)}{limit}{buffers}{tight}", screen)
+    if host := host_text(answer, one):
+        lines += _wrapped(host, screen)
     if answer.fits and one.free_bytes < 0:
         lines += _wrapped(one.why, screen)
     if answer.fits:

@@ -14,27 +14,11 @@ from phalanx.core.work.job_file.keys import InvalidKey
 from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.core.work.layouts.layout import layout_from_json
 from phalanx.core.work.nearest_match import suggestion
+from phalanx.plans.option_words import TRAINING_DEFAULTS
 
 FILE_BYTES_MAX: Final = 4 << 20  # a saved plan has a few hundred KiB
 _SAVE_HINT: Final = "create one with phalanx plan MODEL --save FILE.json"
-PLAN_KEYS: Final = (
-    "model",
-    "seq",
-    "mean_length",
-    "packing",
-    "global_batch",
-    "method",
-    "prompt_tokens",
-    "answer_tokens",
-    "group",
-    "updates",
-    "optimizer",
-    "offload",
-    "precision",
-    "stack",
-    "cuda_graphs",
-    "tokens",
-)
+PLAN_KEYS: Final = ("model", *TRAINING_DEFAULTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,22 +11,9 @@ from phalanx.planner.cost.machine import Machine
 from phalanx.planner.counted.data_parallel import CountedNetwork, DataParallelPlan, plan_counted
 from phalanx.plans.amounts import format_decimal_bytes, format_parameters, format_rounded, format_seconds, parse_count
 from phalanx.plans.machine import PlannedFleet, machine_from_head, machine_from_options
+from phalanx.plans.option_words import TRAINING_ONLY, refuse_options
 
 PRECISIONS: Final = ("bf16", "fp16", "fp32")
-_TRAINING_OF_TEXT: Final = {
-    "seq": "seq",
-    "tokens": "tokens",
-    "stack": "stack",
-    "layout": "layout",
-    "plot_path": "plot",
-    "mean_length": "mean-length",
-    "packing": "packing",
-    "group": "group",
-    "updates": "updates",
-    "host_memory": "host-memory",
-    "cuda_graphs": "cuda-graphs",
-    "save_path": "save",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +41,8 @@ def counted_precision(options: Mapping[str, Any]) -> str:
     """
     if options["model"] is not None:
         raise BadRequest("MODEL and --module exclude each other", hint="give one of the two")
-    for name, flag in _TRAINING_OF_TEXT.items():
-        if options.get(name) is not None:
-            raise BadRequest(f"--{flag} and --module exclude each other: only data parallel layouts are planned")
-    if options["method"] != "full":
-        raise BadRequest("--method and --module exclude each other", hint="freeze parameters in the module instead")
+    hint = "--module plans data parallel training of the module as it is: freeze parameters, and choose lengths, in its code"
+    refuse_options(options, (*TRAINING_ONLY, "cuda_graphs", "save_path"), "module", hint)
     word = str(options["precision"] or "bf16").strip().lower()
     if word not in PRECISIONS:
         raise BadRequest(f"precision: {word[:40]!r} must be one of {', '.join(PRECISIONS)}")

@@ -18,6 +18,7 @@ from phalanx.planner.serving.sizing import ServingTarget
 from phalanx.plans.amounts import parse_count, parse_switch
 from phalanx.plans.gpu_words import gpu_models
 from phalanx.plans.machine import PlannedFleet, machine_from_head, machine_from_options, node_of_kind
+from phalanx.plans.option_words import TRAINING_ONLY, refuse_options
 
 USERS_MAX: Final = 100_000  # bounds a typo; a service of more is planned in parts
 TOKENS_MAX: Final = 1_000_000  # the longest published context
@@ -25,25 +26,6 @@ PROMPT_DEFAULT, ANSWER_DEFAULT = 1000, 300
 TTFT_DEFAULT: Final = "1s"
 _TIME: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(ms|s|m)")
 _UNIT_S: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0}
-_TRAINING_ONLY: Final = (
-    "seq",
-    "global_batch",
-    "tokens",
-    "stack",
-    "layout",
-    "plot_path",
-    "mean_length",
-    "packing",
-    "group",
-    "updates",
-    "host_memory",
-)
-_NAMES: Final = {
-    "plot_path": "plot",
-    "global_batch": "global-batch",
-    "mean_length": "mean-length",
-    "host_memory": "host-memory",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,13 +121,7 @@ def parse_latency_s(text: object, *, what: str) -> float:
 def _refuse_training(options: Mapping[str, Any]) -> None:
     if options.get("module") is not None:
         raise BadRequest("--module and --serve exclude each other", hint="--serve plans language models")
-    for name in _TRAINING_ONLY:
-        if options.get(name) is not None:
-            raise BadRequest(
-                f"--{_NAMES.get(name, name)} and --serve exclude each other", hint="--serve plans inference only"
-            )
-    if options["method"] != "full":
-        raise BadRequest("--method and --serve exclude each other", hint="--serve plans inference only")
+    refuse_options(options, (*TRAINING_ONLY, "global_batch"), "serve", "--serve plans inference only")
 
 
 def _target(options: Mapping[str, Any], notes: list[str]) -> ServingTarget:

@@ -25,6 +25,8 @@ class PlanBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpus: Word | None = None
     fleet: Literal["here"] | None = None
     seq: Word | None = None
+    mean_length: Word | None = None
+    packing: Word | None = None
     global_batch: Word | None = None
     tokens: Word | None = None
     method: Word = "full"
@@ -37,6 +39,7 @@ class PlanBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     precision: Word | None = None
     stack: Word | None = None
     cuda_graphs: Word | None = None
+    host_memory: Word | None = None
     instance: Word | None = None
     network: Word | None = None
     price: Word | None = None
