@@ -99,9 +99,8 @@ def test_an_option_that_changes_nothing_says_so():
     answer = planned("llama-3-8b", "a100-80gb:1", mean_length="600", packing="unpadded", **alone)
     assert effect_text(answer.effects[0]) == "packing unpadded: changes neither memory nor time of this layout"
     assert "waiting" not in samples_text(answer.samples)
-    waits = planned(
-        "llama-3-8b", "a100-80gb:8", mean_length="600", packing="unpadded", layout="dp=8,mbs=4,accumulate=2", **ASKED
-    )
+    several = "dp=8,mbs=4,accumulate=2,recompute=full"
+    waits = planned("llama-3-8b", "a100-80gb:8", mean_length="600", packing="unpadded", layout=several, **ASKED)
     assert "takes no memory and saves" in effect_text(waits.effects[0])
     assert "waiting for the fullest micro-batch costs" in samples_text(waits.samples)
 
