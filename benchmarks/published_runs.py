@@ -18,6 +18,7 @@ from phalanx.core.work.layouts.layout import Layout, Recompute
 from phalanx.planner.cost.machine import Machine
 from phalanx.planner.cost.model_shape import LatentAttention, MixtureOfExperts, ModelShape
 from phalanx.planner.cost.optimizers import Offload, OptimizerKind
+from phalanx.planner.cost.sequence_lengths import SequenceBatching
 from phalanx.planner.cost.training_task import TrainingMethod, TrainingTask
 from phalanx.planner.facts.coefficient_table import find_stack_name
 from phalanx.planner.facts.gpus import (
@@ -28,7 +29,6 @@ from phalanx.planner.facts.gpus import (
 )
 from phalanx.planner.facts.models import find_model
 from phalanx.planner.search.sample_batches import SampleBatches
-from phalanx.planner.serving.answer_lengths import AnswerBatching
 
 LATENT: Final = LatentAttention(query_rank=1536, kv_rank=512, rope_dim=64, value_dim=128)
 """The shape for a row with only "mla". Source: DeepSeek-AI, "DeepSeek-V3", 2024, section 4.2."""
@@ -159,7 +159,7 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
 
 def _samples(row: Mapping[str, str]) -> SampleBatches | None:
     mean = _whole(row, "mean_length", 0)
-    batching = AnswerBatching(_text(row, "packing").lower() or AnswerBatching.PADDED)
+    batching = SequenceBatching(_text(row, "packing").lower() or SequenceBatching.PADDED)
     return SampleBatches(mean, _whole(row, "seq", 1), batching) if mean else None
 
 

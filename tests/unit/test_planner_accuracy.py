@@ -261,6 +261,8 @@ def test_published_tunings_are_all_read_and_name_their_source():
     assert {run.task.method for run in runs} == set(TrainingMethod)
     table = coefficients()
     figures = summary(score(runs, table, set()), [], table)
+    # Wider than 12 % for the two consumer GPUs of `answerai`, which were added: 29 % with LoRA and 17 % with QLoRA (docs/planner.md).
+    assert max(figures["mape_by_method"][name] for name in ("lora", "qlora")) < 0.14
     on_data_center = [run for run in runs if run.source == "qwen-readme"]
     read = summary(score(on_data_center, table, set()), [], table)["mape_by_method"]
     assert max(read["lora"], read["qlora"]) < 0.12

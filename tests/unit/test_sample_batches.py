@@ -10,9 +10,9 @@ from benchmarks.fitting import predicted
 from benchmarks.published_runs import read_runs
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layouts.layout import parse_layout
+from phalanx.planner.cost.sequence_lengths import SequenceBatching
 from phalanx.planner.facts.coefficient_table import coefficients
 from phalanx.planner.search.sample_batches import SampleBatches
-from phalanx.planner.serving.answer_lengths import AnswerBatching
 from phalanx.plans.headline import effect_text, samples_text
 from phalanx.plans.option_words import PACKINGS
 from tests.planned import planned
@@ -21,7 +21,7 @@ ASKED = {"method": "lora", "seq": "4096", "global_batch": "64"}
 
 
 def batches(batching, mean=600, longest=4096):
-    return SampleBatches(mean, longest, AnswerBatching(batching))
+    return SampleBatches(mean, longest, SequenceBatching(batching))
 
 
 def drawn(samples, count, seed):
@@ -32,7 +32,7 @@ def drawn(samples, count, seed):
 
 
 def test_the_words_of_the_option_are_those_that_are_planned():
-    assert tuple(PACKINGS) == tuple(AnswerBatching)
+    assert tuple(PACKINGS) == tuple(SequenceBatching)
 
 
 @pytest.mark.parametrize(("micro", "shards"), [(1, 1), (8, 1), (4, 8)])

@@ -12,6 +12,7 @@ from phalanx.core.work.job_file.plan_key import layout_text
 from phalanx.planner.cost.host_memory import one_thread_s
 from phalanx.planner.cost.memory import exceeds_memory
 from phalanx.planner.cost.optimizers import Offload
+from phalanx.planner.cost.sequence_lengths import SequenceBatching
 from phalanx.planner.cost.training_task import Objective, TrainingMethod
 from phalanx.planner.facts.coefficient_table import DEFAULT_STACK
 from phalanx.planner.search.evaluation import evaluate_layout, training_task
@@ -25,7 +26,6 @@ from phalanx.planner.search.request import (
     LayoutRequest,
 )
 from phalanx.planner.search.simple_layout import simple_layout
-from phalanx.planner.serving.answer_lengths import AnswerBatching
 from phalanx.planner.serving.rollout import RolloutRequest
 from phalanx.plans.amounts import format_seconds
 from phalanx.plans.formulas import ExplainedLayout, explain_layout
@@ -155,8 +155,8 @@ def _samples(asked: LayoutRequest, first: EvaluatedLayout) -> ShownSamples | Non
         return None
     computed = training_task(asked).computed(first.layout)
     faster = None
-    if samples.batching is not AnswerBatching.PACKED and asked.objective is Objective.CROSS_ENTROPY:
-        packed = replace(asked, samples=replace(samples, batching=AnswerBatching.PACKED))
+    if samples.batching is not SequenceBatching.PACKED and asked.objective is Objective.CROSS_ENTROPY:
+        packed = replace(asked, samples=replace(samples, batching=SequenceBatching.PACKED))
         faster = evaluate_layout(packed, first.layout).tokens_per_s / first.tokens_per_s
     return ShownSamples(
         mean=samples.mean,

@@ -7,9 +7,9 @@ from typing import Any
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.nearest_match import suggestion
+from phalanx.planner.cost.sequence_lengths import SequenceBatching
 from phalanx.planner.cost.training_task import Objective
 from phalanx.planner.search.sample_batches import SampleBatches
-from phalanx.planner.serving.answer_lengths import AnswerBatching
 from phalanx.plans.amounts import parse_count
 
 
@@ -32,16 +32,16 @@ def parse_samples(options: Mapping[str, Any], objective: Objective, seq: int) ->
             f"mean-length: samples of {mean} tokens are longer than a sequence of {seq}", hint=f"--seq {mean}"
         )
     batching = _batching(packing)
-    if batching is AnswerBatching.PACKED and objective is Objective.DPO:
+    if batching is SequenceBatching.PACKED and objective is Objective.DPO:
         raise BadRequest("packing: pairs of answers are not packed", hint="--packing unpadded")
     return SampleBatches(mean, seq, batching)
 
 
-def _batching(text: object) -> AnswerBatching:
+def _batching(text: object) -> SequenceBatching:
     if text is None:
-        return AnswerBatching.PADDED
+        return SequenceBatching.PADDED
     word = str(text).strip().lower()
-    if word not in set(AnswerBatching):
-        hint = suggestion(word, list(AnswerBatching))
-        raise BadRequest(f"packing: {str(text)[:60]!r} must be one of {', '.join(AnswerBatching)}", hint=hint)
-    return AnswerBatching(word)
+    if word not in set(SequenceBatching):
+        hint = suggestion(word, list(SequenceBatching))
+        raise BadRequest(f"packing: {str(text)[:60]!r} must be one of {', '.join(SequenceBatching)}", hint=hint)
+    return SequenceBatching(word)

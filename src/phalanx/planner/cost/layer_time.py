@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from phalanx.core.work.layouts.layout import Axis, Layout, Recompute
 from phalanx.planner.cost.coefficients import Physics, Stack
 from phalanx.planner.cost.collectives import RankNetwork
-from phalanx.planner.cost.machine import Gpu, Machine
+from phalanx.planner.cost.machine import Gpu, Machine, peak_of, rate_of
 from phalanx.planner.cost.model_shape import MixtureOfExperts, ModelShape
 from phalanx.planner.cost.packed_weights import PackedFormat
 
@@ -115,14 +115,8 @@ def sustained_flops(machine: Machine, physics: Physics, precision: str) -> float
 
 def best_flops(gpu: Gpu, physics: Physics, precision: str) -> float:
     """Return the best published FLOP/s, else the usual share of the peak; bf16 and fp16 replace each other where one is missing."""
-    names = (precision, {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision))
-    for name in names:
-        if gpu.best_flops.get(name):
-            return gpu.best_flops[name]
-    for name in names:
-        if gpu.flops.get(name):
-            return gpu.flops[name] * _untuned_share(gpu, physics)
-    raise KeyError(precision)
+    best = rate_of(gpu.best_flops, precision)
+    return best if best is not None else peak_of(gpu, precision) * _untuned_share(gpu, physics)
 
 
 def _untuned_share(gpu: Gpu, physics: Physics) -> float:

@@ -52,6 +52,24 @@ class Gpu:
     fact: FactSource = FactSource(source="", date="")
 
 
+def rate_of(rates: Mapping[str, float], precision: str) -> float | None:
+    """Return the rate for this precision, or where it is missing, that of bf16 for fp16 and the reverse: the same circuits compute both."""
+    twin = {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision)
+    return rates.get(precision) or rates.get(twin) or None
+
+
+def peak_of(gpu: Gpu, precision: str) -> float:
+    """Return the dense peak of this precision, as `rate_of`.
+
+    Raises:
+        KeyError: the GPU does not have the precision.
+    """
+    peak = rate_of(gpu.flops, precision)
+    if peak is None:
+        raise KeyError(precision)
+    return peak
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
     """Price of one device and hour, in US dollars. A price has a date.

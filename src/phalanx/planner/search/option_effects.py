@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from phalanx.core.work.layouts.layout import Layout
 from phalanx.planner.cost.optimizers import Offload, OptimizerKind
+from phalanx.planner.cost.sequence_lengths import SequenceBatching
 from phalanx.planner.cost.training_task import Objective
 from phalanx.planner.search.evaluation import evaluate_layout, training_task
 from phalanx.planner.search.request import EvaluatedLayout, LayoutRequest
-from phalanx.planner.serving.answer_lengths import AnswerBatching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,6 @@ def _without(request: LayoutRequest) -> Iterator[tuple[str, LayoutRequest]]:
         yield f"optimizer {request.optimizer.value}", replace(request, optimizer=OptimizerKind.ADAMW)
     if request.offload is not Offload.NONE:
         yield f"offload {request.offload.value}", replace(request, offload=Offload.NONE)
-    if request.samples is not None and request.samples.batching is not AnswerBatching.PADDED:
-        padded = replace(request.samples, batching=AnswerBatching.PADDED)
+    if request.samples is not None and request.samples.batching is not SequenceBatching.PADDED:
+        padded = replace(request.samples, batching=SequenceBatching.PADDED)
         yield f"packing {request.samples.batching.value}", replace(request, samples=padded)

@@ -1,11 +1,11 @@
 """Training samples of unequal length: which positions a step computes for them, and which of these count.
 
-A sample has a mean length m and at most L tokens. It is taken to end at every token with the same probability (`answer_lengths`): the least
+A sample has a mean length m and at most L tokens. It is taken to end at every token with the same probability (`sequence_lengths`): the least
 that one assumes of a length with a mean and a limit. By the way in which samples are put together, a sequence of the batch has
     padded      the tokens of one sample, and pads up to the longest sample of its micro-batch. Ranks that gather each layer's parameters together
                 (ZeRO 3), and stages, wait for the longest of all their micro-batches
     unpadded    the tokens of one sample. Such ranks wait for the micro-batch with the most tokens: of r ranks with n sequences each,
-                (1 + v / sqrt(n) E[largest of r standard normals]) times the mean, v the relative deviation of a length
+                as many times the mean as `SequenceLengths.slowest_share` says
                 Other ranks wait once a step, for the one whose n sequences of all its micro-batches have the most tokens
     packed      L positions, filled with samples, first fit decreasing; a token attends to its own sample only
 Memory is planned for a micro-batch of longest samples, which comes sooner or later.
@@ -15,13 +15,12 @@ batching, and packing with strategy "bfd"; H. Ding et al., "Fewer Truncations Im
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.work.layouts.layout import Layout
+from phalanx.planner.cost.sequence_lengths import SequenceBatching, SequenceLengths
 from phalanx.planner.cost.step_time import StepTime, StepTimeCalculator
-from phalanx.planner.serving.answer_lengths import AnswerBatching, AnswerLengths, largest_normal
 
 _SHARDED: Final = 3  # the ZeRO degree whose ranks gather each layer's parameters together
 
@@ -32,17 +31,17 @@ class SampleBatches:
 
     mean: int
     longest: int
-    batching: AnswerBatching
+    batching: SequenceBatching
 
     @property
-    def lengths(self) -> AnswerLengths:
+    def lengths(self) -> SequenceLengths:
         """The distribution of the lengths."""
-        return AnswerLengths(0, self.mean, self.longest)
+        return SequenceLengths(0, self.mean, self.longest)
 
     @property
     def tokens(self) -> float:
         """Tokens that count in one sequence of the batch: of a sample, or of the samples of a pack."""
-        if self.batching is AnswerBatching.PACKED:
+        if self.batching is SequenceBatching.PACKED:
             return self.longest * self.lengths.filled
         return float(self.mean)
 
@@ -53,25 +52,25 @@ class SampleBatches:
 
     def positions(self, layout: Layout) -> float:
         """Return the expected positions that are computed for one sequence, with what faster ranks wait for the slowest."""
-        if self.batching is AnswerBatching.PACKED:
+        if self.batching is SequenceBatching.PACKED:
             return float(self.longest)
         sharded = layout.zero == _SHARDED
         together = layout.pipeline * (layout.data if sharded else 1)
-        wide, sequences = layout.pipeline * layout.data, layout.micro_batch
+        sequences = layout.micro_batch
         length = float(self.mean)
-        if self.batching is AnswerBatching.PADDED:
+        if self.batching is SequenceBatching.PADDED:
             length = self.lengths.longest_of(layout.micro_batch * together)
         if not sharded:  # ranks wait for each other once a step
             sequences *= layout.micro_batches
-        if self.batching is AnswerBatching.UNPADDED or not sharded:
-            length *= 1.0 + self.lengths.deviation / math.sqrt(sequences) * largest_normal(wide)
+        if self.batching is SequenceBatching.UNPADDED or not sharded:
+            length *= self.lengths.slowest_share(sequences, layout.pipeline * layout.data)
         return min(length, float(self.longest))
 
     def attended(self, layout: Layout) -> float:
         """Return the share of the scores of so long a sequence that is computed."""
-        if self.batching is AnswerBatching.PADDED:
+        if self.batching is SequenceBatching.PADDED:
             return 1.0
-        if self.batching is AnswerBatching.PACKED:
+        if self.batching is SequenceBatching.PACKED:
             return self.tokens * self.span / self.longest**2
         return min(1.0, self.span / self.positions(layout))
 

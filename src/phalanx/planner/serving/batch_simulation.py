@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from random import Random
 
-from phalanx.planner.serving.answer_lengths import untruncated_mean
+from phalanx.planner.cost.sequence_lengths import untruncated_mean
 from phalanx.planner.serving.iteration_time import IterationTimer
 
 
@@ -28,7 +28,7 @@ class RequestLoad:
         users: that ask at the same time.
         prompt, answer: tokens of each; `answer_spread` draws answers between 1 - spread and 1 + spread times that.
         answer_max: with it, answers end at every token with the same probability (a geometric length), at the latest at this one, and with
-            that mean (`answer_lengths`).
+            that mean (`sequence_lengths`).
         answer_longest: with it, one of the answers, in the middle of the queue, has this length.
         think_s: mean between an answer and the next question of a user, exponentially distributed.
         requests: how many are simulated; the first ask of each user is within `start_s`.

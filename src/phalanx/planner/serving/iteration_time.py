@@ -22,7 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from phalanx.planner.cost.machine import Gpu
+from phalanx.planner.cost.machine import Gpu, peak_of, rate_of
 from phalanx.planner.serving.replica import PRODUCT_PRECISION, WEIGHT_BYTES, ReplicaLayout, ServedModel
 
 _HIDDEN_PASSES = 10.0  # over T d numbers in one layer, as in cost.layer_time
@@ -184,14 +184,8 @@ def matrix_rate(gpu: Gpu, speed: ServingSpeed, precision: str) -> float:
     Raises:
         KeyError: the GPU does not have the precision.
     """
-    names = (precision, {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision))
-    for name in names:  # the same circuits compute both: a best rate of either counts before the peak of one
-        if gpu.best_flops.get(name):
-            return gpu.best_flops[name] * speed.matmul_share
-    for name in names:
-        if gpu.flops.get(name):
-            return gpu.flops[name] * speed.untuned_share * speed.matmul_share
-    raise KeyError(precision)
+    best = rate_of(gpu.best_flops, precision)
+    return (best if best is not None else peak_of(gpu, precision) * speed.untuned_share) * speed.matmul_share
 
 
 def _score_width(model: ServedModel) -> float:

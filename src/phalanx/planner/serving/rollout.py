@@ -2,7 +2,7 @@
 
 Between two updates each group of GPUs runs an inference engine beside the sleeping training: weights of 16 bits divided by tensor parallel
 ranks, and a cache of keys and values in what the training leaves on the device. The prompt of a group of answers is read once. All answers
-begin at the same time, and the update waits for the longest of all engines (`answer_lengths`).
+begin at the same time, and the update waits for the longest of all engines (`sequence_lengths`).
 Before, the engine is woken and gets the new weights, one tensor at a time: every rank gathers each of them whole and copies its part
 (`full_tensor` in verl and NeMo RL, `gather_if_zero3` in trl). Some stacks also move states and weights of the training to the host meanwhile, and
 keep the reference there.
@@ -21,9 +21,9 @@ from phalanx.planner.cost.coefficients import Stack
 from phalanx.planner.cost.collectives import RankNetwork
 from phalanx.planner.cost.host_memory import copy_s
 from phalanx.planner.cost.machine import Machine
+from phalanx.planner.cost.sequence_lengths import SequenceBatching, SequenceLengths
 from phalanx.planner.cost.step_time import RolloutSeconds
-from phalanx.planner.cost.training_task import TrainingTask, rank_parameters, updated_parameters
-from phalanx.planner.serving.answer_lengths import AnswerBatching, AnswerLengths
+from phalanx.planner.cost.training_task import TrainingMethod, TrainingTask, rank_parameters, updated_parameters
 from phalanx.planner.serving.batch_simulation import BatchSimulation, RequestLoad
 from phalanx.planner.serving.iteration_time import IterationTimer, ServingSpeed
 from phalanx.planner.serving.replica import ReplicaLayout, ServedModel, cache_room_bytes
@@ -56,7 +56,7 @@ class RolloutRequest:
         prompt, answer: mean tokens; `longest` is the limit of an answer.
         group: answers that share a prompt.
         updates: optimizer steps in which the answers are used, an equal part of them in each.
-        tensor: GPUs of an engine; None for the fastest number.
+        tensor: GPUs of an engine, as a published run had; None for the fastest number.
     """
 
     prompt: int
@@ -73,9 +73,9 @@ class RolloutRequest:
         return self.prompt + self.longest
 
     @property
-    def lengths(self) -> AnswerLengths:
+    def lengths(self) -> SequenceLengths:
         """The lengths of the answers."""
-        return AnswerLengths(self.prompt, self.answer, self.longest)
+        return SequenceLengths(self.prompt, self.answer, self.longest)
 
 
 class RolloutTimer:
@@ -97,8 +97,10 @@ class RolloutTimer:
         possible = [
             one for one in candidate_layouts(self.model, machine) if one.stages == 1 and machine.gpus % one.tensor == 0
         ]
-        self.layouts = [one for one in possible if one.tensor == request.tensor] or possible
-        self._batching = AnswerBatching(stack.answers)
+        self.layouts = [one for one in possible if request.tensor in {None, one.tensor}]
+        if not self.layouts:
+            raise ValueError(f"no engine on {request.tensor} GPUs divides {task.model.name} and this machine")
+        self._batching = SequenceBatching(stack.answers)
         self._timers: dict[int, IterationTimer] = {}
         self._known: dict[tuple[int, int, int, int], float] = {}
 
@@ -203,7 +205,7 @@ class RolloutTimer:
 
     def _reference_s(self, layout: Layout) -> float:
         """Return the time to exchange the weights with those of the reference on the host: away, there and back."""
-        if not self.stack.reference_on_host or self.task.method.value != "full":
+        if not self.stack.reference_on_host or self.task.method is not TrainingMethod.FULL:
             return 0.0
         return 3.0 * self._paged_s(self._weight_bytes(layout), layout)
 

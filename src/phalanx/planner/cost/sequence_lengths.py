@@ -1,7 +1,7 @@
-"""Lengths of the answers that a model writes: how long the longest of many is, and what unequal lengths cost those who compute them together.
+"""Sequences of unequal length: how long the longest of many is, and what unequal lengths cost ranks that compute them together.
 
-An answer is taken to end at every token with the same probability, at the latest at the limit L: the least that one assumes of a length with a
-mean and a limit. With s the mean without the limit:
+A sequence is an answer that a model wrote after a prompt, or a training sample, which has no prompt. It is taken to end at every token with the
+same probability, at the latest at the limit L: the least that one assumes of a length with a mean and a limit. With s the mean without the limit:
     longest of n      integral from 0 to L of 1 - (1 - exp(-x / s))^n
     padded            every sequence is computed as long as the longest
     packed            sequences fill packs of the longest sequence, first fit decreasing; ranks that wait for each other compute whole packs
@@ -22,12 +22,12 @@ from statistics import NormalDist
 from typing import Final
 
 _STEPS: Final = 400  # of the integral
-_PACKED: Final = 512  # answers whose packing stands for that of all
+_PACKED: Final = 512  # sequences whose packing stands for that of all
 _BLOM: Final = 0.375
 
 
-class AnswerBatching(enum.StrEnum):
-    """How a stack computes answers of unequal lengths together."""
+class SequenceBatching(enum.StrEnum):
+    """How sequences of unequal length are computed together."""
 
     PADDED = "padded"
     PACKED = "packed"
@@ -43,8 +43,8 @@ class Unevenness:
 
 
 @dataclass(frozen=True)
-class AnswerLengths:
-    """Prompts of equal length, and answers with a mean and a limit (`longest`). In tokens."""
+class SequenceLengths:
+    """Prompts of equal length, and answers with a mean and a limit (`longest`). In tokens. Samples are answers to prompts of no token."""
 
     prompt: int
     answer: int
@@ -77,6 +77,10 @@ class AnswerLengths:
         """Return the expected tokens of the longest of so many answers."""
         return max(float(self.answer), min(_longest(self.scale, self.longest, answers), float(self.longest)))
 
+    def slowest_share(self, sequences: int, ranks: int) -> float:
+        """Return the expected tokens of the fullest of so many ranks, with so many sequences each, relative to the mean of all."""
+        return 1.0 + self.deviation / math.sqrt(max(1, sequences)) * _largest_normal(ranks)
+
     def quantile(self, share: float) -> float:
         """Return the tokens that this share of the answers does not exceed."""
         return min(float(self.longest), -self.scale * math.log1p(-share))
@@ -95,7 +99,7 @@ class AnswerLengths:
                 rooms[place] -= size
         return sum(sizes) / (len(rooms) * limit)
 
-    def unevenness(self, batching: AnswerBatching, *, together: int, sequences: int, answers: int) -> Unevenness:
+    def unevenness(self, batching: SequenceBatching, *, together: int, sequences: int, answers: int) -> Unevenness:
         """Return what unequal lengths cost.
 
         Args:
@@ -105,13 +109,13 @@ class AnswerLengths:
             answers: of one step, over all ranks.
         """
         squares = self.mean_square / self.mean**2
-        if batching is AnswerBatching.PADDED:
+        if batching is SequenceBatching.PADDED:
             linear = (self.prompt + self.longest_of(answers)) / self.mean
             return Unevenness(linear, linear**2)
-        if batching is AnswerBatching.PACKED:
+        if batching is SequenceBatching.PACKED:
             linear = 1.0 / self.filled if together > 1 else 1.0
             return Unevenness(linear, squares * linear)
-        linear = 1.0 + self.deviation / math.sqrt(max(1, sequences)) * largest_normal(together)
+        linear = self.slowest_share(sequences, together)
         return Unevenness(linear, squares * linear)
 
 
@@ -122,7 +126,7 @@ def _longest(scale: float, most: int, answers: int) -> float:
     return width * sum(-math.expm1(answers * math.log(one)) for one in ended)
 
 
-def largest_normal(count: int) -> float:
+def _largest_normal(count: int) -> float:
     """Return the expected largest of so many standard normal numbers (Blom); 0 for one."""
     return 0.0 if count <= 1 else NormalDist().inv_cdf((count - _BLOM) / (count - 2.0 * _BLOM + 1.0))
 
