@@ -191,4 +191,4 @@ def cancel_does_not_replace_a_preemption(patch):
         return replace(done, job=replace(done.job, cancelled_by=""))
 
     patch.setattr(jobs, "cancel", meek)
-    patch.setattr(attempts, "_ending", lambda attempt, cause: attempt.stop_cause or cause)
+    patch.setattr(attempts, "cause_of_end", lambda attempt, cause: attempt.stop_cause or cause)

@@ -24,12 +24,22 @@ from phalanx.core.lifecycle.events import (
     WakeDelayed,
     WakeRequested,
 )
+from phalanx.core.lifecycle.members import (
+    ACCOUNTED_STATES,
+    change_member,
+    member_on,
+    with_member,
+    with_unsent,
+)
+from phalanx.core.lifecycle.progress import note_failed_checkpoint, record_progress, save_checkpoint
 from phalanx.core.lifecycle.settle import settle
+from phalanx.core.lifecycle.stop_causes import cause_of_end
 from phalanx.core.lifecycle.transitions import (
     AttemptCase,
     TransitionContext,
     TransitionResult,
     history_line,
+    unchanged,
 )
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.history import HistoryLine
@@ -60,16 +70,11 @@ from phalanx.core.work.attempt import (
     TaskExit,
 )
 from phalanx.core.work.failure import FailureEvidence
-from phalanx.core.work.job import Job
-from phalanx.core.work.pace import MeasuredPace, StepPace, with_pace, with_stated_end
 
-CHECKPOINTS_KEPT: Final = 2
-UNSENT_STREAMS_MAX: Final = 64  # a node with 16 ranks has at most 34 streams
 CLOCK_OFF_S: Final = 5.0
 """Wall clocks further apart are reported, since deadlines are sent as Unix time: above the uncertainty of a renewal's round trip (1 s),
 below the shortest usual grace period."""
 _S = AttemptState
-_ACCOUNTED: Final = (MemberState.STOPPED, MemberState.LOST)
 _FROM_A_NODE: Final = (
     MemberReady,
     MemberRefused,
@@ -87,9 +92,9 @@ def transition(case: AttemptCase, event: AttemptEvent, facts: TransitionContext)
     """Apply an event. Unknown pairs of state and event, and events of another epoch or generation, change nothing."""
     attempt = case.attempt
     if attempt is None or not _current(attempt, event):
-        return _unchanged(case)
+        return unchanged(case)
     handler = TRANSITIONS.get((attempt.state, type(event)))
-    return _unchanged(case) if handler is None else handler(case, attempt, event, facts)
+    return unchanged(case) if handler is None else handler(case, attempt, event, facts)
 
 
 def _current(attempt: Attempt, happening: AttemptEvent) -> bool:
@@ -102,26 +107,18 @@ def _current(attempt: Attempt, happening: AttemptEvent) -> bool:
     return True
 
 
-def _unchanged(case: AttemptCase) -> TransitionResult:
-    return TransitionResult(job=case.job, attempt=case.attempt)
-
-
 def _ready(case: AttemptCase, attempt: Attempt, happening: MemberReady, facts: TransitionContext) -> TransitionResult:
     rank_zero = attempt.allocation.grants[0].node_id == happening.node_id
-    members = tuple(
-        replace(member, bad_links=happening.bad_links) if member.node_id == happening.node_id else member
-        for member in _members_with(
-            attempt, happening.node_id, MemberState.READY, port=happening.port if rank_zero else None
-        )
-    )
+    attempt = with_member(attempt, happening.node_id, MemberState.READY, port=happening.port if rank_zero else None)
+    attempt = change_member(attempt, happening.node_id, lambda member: replace(member, bad_links=happening.bad_links))
     late = _clock_lines(case, happening, facts)
-    whole = all(member.state is MemberState.READY for member in members)
-    faults = _link_faults(case, members) if whole else ()  # not earlier: the first report shows only one side of a link
+    whole = all(member.state is MemberState.READY for member in attempt.members)
+    # Not earlier: the first report shows only one side of a link.
+    faults = _link_faults(case, attempt.members) if whole else ()
     if faults:
-        return _stop_for_links(case, replace(attempt, members=members), faults, late, facts)
+        return _stop_for_links(case, attempt, faults, late, facts)
     attempt = replace(
         attempt,
-        members=members,
         state=_S.STARTING if whole else attempt.state,
         resume_from=happening.resume if rank_zero else attempt.resume_from,
         service_port=happening.service_port if rank_zero else attempt.service_port,
@@ -180,7 +177,7 @@ def _stop_for_links(
 ) -> TransitionResult:
     """Stop a gang with bad links before its start; the nodes at fault are replaced."""
     for fault in faults:
-        attempt = _with_member(attempt, fault.node_id, MemberState.READY, why=fault.why)
+        attempt = with_member(attempt, fault.node_id, MemberState.READY, why=fault.why)
     why = "; ".join(fault.why for fault in faults)
     entry = history_line(case, facts, "unfit", why, node_id=faults[0].node_id)
     outcome = _stopping(case, attempt, EndCause.UNFIT, why, facts, entry)
@@ -190,7 +187,7 @@ def _stop_for_links(
 def _refused(
     case: AttemptCase, attempt: Attempt, happening: MemberRefused, facts: TransitionContext
 ) -> TransitionResult:
-    attempt = _with_member(
+    attempt = with_member(
         attempt, happening.node_id, MemberState.STOPPED, why=happening.why, disk_full=happening.disk_full
     )
     cause = (
@@ -216,12 +213,11 @@ def _refused(
 def _started(
     case: AttemptCase, attempt: Attempt, happening: MemberStarted, facts: TransitionContext
 ) -> TransitionResult:
-    members = _members_with(attempt, happening.node_id, MemberState.STARTED, unless=_ACCOUNTED)
-    if any(member.state in (MemberState.REQUESTED, MemberState.READY) for member in members):
-        return TransitionResult(job=case.job, attempt=replace(attempt, members=members))
+    attempt = with_member(attempt, happening.node_id, MemberState.STARTED, unless=ACCOUNTED_STATES)
+    if any(member.state in (MemberState.REQUESTED, MemberState.READY) for member in attempt.members):
+        return TransitionResult(job=case.job, attempt=attempt)
     attempt = replace(
         attempt,
-        members=members,
         state=_S.RUNNING,
         running_s=facts.now_s,
         first_running_s=attempt.first_running_s or facts.now_s,
@@ -237,7 +233,7 @@ def _readiness(
 ) -> TransitionResult:
     serves = case.job.replica is not None and attempt.service_port
     if not serves or happening.ready == attempt.ready or happening.node_id != attempt.allocation.grants[0].node_id:
-        return _unchanged(case)
+        return unchanged(case)
     attempt = replace(attempt, ready=happening.ready, ready_s=facts.now_s)
     # Before, other nodes of its gang are still starting. Asleep, its port may answer, but it serves no requests.
     running = attempt.state is _S.RUNNING and attempt.sleep is None
@@ -250,7 +246,7 @@ def _readiness(
 
 def _exited(case: AttemptCase, attempt: Attempt, happening: TaskExited, facts: TransitionContext) -> TransitionResult:
     if any(known.rank == happening.exit.rank for known in attempt.exits):
-        return _unchanged(case)
+        return unchanged(case)
     exit = _diagnosed(happening.exit, facts)
     attempt = replace(attempt, exits=(*attempt.exits, exit))
     if attempt.state is _S.STOPPING or (exit.shell_code == 0 and not exit.requested_by_phalanx):
@@ -258,7 +254,7 @@ def _exited(case: AttemptCase, attempt: Attempt, happening: TaskExited, facts: T
     if exit.requested_by_phalanx:
         # Not requested by the head: the supervisor is stopping and ends its tasks. Peers must not wait in a collective.
         why = f"{exit.node_id}: its supervisor ended the tasks{f' ({exit.note})' if exit.note else ''}"
-        attempt = _with_member(attempt, exit.node_id, _member(attempt, exit.node_id).state, why=why)
+        attempt = with_member(attempt, exit.node_id, member_on(attempt, exit.node_id).state, why=why)
         return _stopping(
             case,
             attempt,
@@ -299,9 +295,8 @@ def _hung(case: AttemptCase, attempt: Attempt, happening: MemberHung, facts: Tra
 def _stopped(
     case: AttemptCase, attempt: Attempt, happening: MemberStopped, facts: TransitionContext
 ) -> TransitionResult:
-    attempt = _with_unsent(
-        _with_member(attempt, happening.node_id, MemberState.STOPPED, unless=(MemberState.LOST,)), happening
-    )
+    attempt = with_member(attempt, happening.node_id, MemberState.STOPPED, unless=(MemberState.LOST,))
+    attempt = with_unsent(attempt, happening.node_id, happening.unsent)
     if happening.port_in_use and attempt.stop_cause is None:
         entry = history_line(
             case, facts, "port_in_use", f"{happening.node_id}: the rendezvous port was taken; restarting on another"
@@ -310,7 +305,7 @@ def _stopped(
     if attempt.state is not _S.STOPPING and not _finished_on(attempt, happening.node_id):
         # Its tasks did not succeed, whatever the cause: the rest of the gang would wait for them forever.
         why = f"{happening.node_id}: no process of the job runs there any longer"
-        attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, why=why)
+        attempt = with_member(attempt, happening.node_id, MemberState.STOPPED, why=why)
         return _stopping(
             case,
             attempt,
@@ -320,17 +315,6 @@ def _stopped(
             history_line(case, facts, "stopped", why, node_id=happening.node_id),
         )
     return _settle_when_whole(case, attempt, facts)
-
-
-def _with_unsent(attempt: Attempt, happening: MemberStopped) -> Attempt:
-    """The attempt with the output that its node still sends; bounded, because a record has to stay small."""
-    if not happening.unsent:
-        return attempt
-    unsent = happening.unsent[:UNSENT_STREAMS_MAX]
-    members = (
-        replace(member, unsent=unsent) if member.node_id == happening.node_id else member for member in attempt.members
-    )
-    return replace(attempt, members=tuple(members))
 
 
 def _finished_on(attempt: Attempt, node_id: NodeId) -> bool:
@@ -353,68 +337,10 @@ def _froze(case: AttemptCase, attempt: Attempt, happening: MemberFrozen, facts: 
     return _stopping(case, attempt, EndCause.FREEZE, text, facts, entry)
 
 
-def _saved(
-    case: AttemptCase, attempt: Attempt, happening: CheckpointSaved, facts: TransitionContext
-) -> TransitionResult:
-    fresh = replace(happening.resume, saved_s=facts.now_s)
-    if any(kept.digest == fresh.digest and kept.path == fresh.path for kept in case.job.checkpoints):
-        return _unchanged(case)
-    # Sorted by epoch first: later steps of an earlier epoch failed verification, and must not displace valid checkpoints.
-    others = (kept for kept in case.job.checkpoints if kept.path != fresh.path)  # a save into the same folder replaces
-    known = sorted((*others, fresh), key=lambda kept: (kept.epoch, kept.step))
-    kept, dropped = known[-CHECKPOINTS_KEPT:], known[:-CHECKPOINTS_KEPT]
-    job = _progress(replace(case.job, checkpoints=tuple(kept)), fresh.step)
-    if attempt.stop_cause in _WITH_SAVE and not job.spec.saves_on_stop:
-        job = replace(job, spec=replace(job.spec, saves_on_stop=True))  # the scheduler prefers to preempt such jobs
-    text = (
-        f"checkpoint of step {fresh.step} published (stall {happening.stall_s:.2f} s, write {happening.write_s:.2f} s)"
-    )
-    entry = history_line(case, facts, "checkpoint", text)
-    # The head deletes its own copies (store.kept), and each node deletes its local ones later.
-    own = attempt.head_stores_copies and not job.spec.checkpoint
-    commands = () if own else gang_commands.drop_checkpoints(case.job, attempt, tuple(old.path for old in dropped))
-    return TransitionResult(job=job, attempt=attempt, commands=commands, history=(entry,))
-
-
-def _save_failed(
-    case: AttemptCase, attempt: Attempt, happening: CheckpointFailed, facts: TransitionContext
-) -> TransitionResult:
-    text = f"checkpoint of step {happening.step} failed, training continues: {happening.error}"
-    return TransitionResult(
-        job=case.job, attempt=attempt, history=(history_line(case, facts, "checkpoint_failed", text),)
-    )
-
-
-def _progressed(
-    case: AttemptCase, attempt: Attempt, happening: ProgressReported, facts: TransitionContext
-) -> TransitionResult:
-    job = case.job
-    if happening.pace is not None:
-        paces = with_pace(job.paces, _measured_pace(attempt, happening.pace, facts))
-        job = job if paces is job.paces else replace(job, paces=paces)
-        began_s = facts.now_s if attempt.first_running_s is None else attempt.first_running_s
-        served_s = job.attained_s + max(0.0, facts.now_s - began_s)
-        stated = with_stated_end(job.stated_end, happening.pace, attempt.epoch, served_s)
-        job = job if stated is job.stated_end else replace(job, stated_end=stated)
-    # A step counts as progress for the budget only once a checkpoint contains it, or if the job never saves.
-    return TransitionResult(job=job if job.checkpoints else _progress(job, happening.step), attempt=attempt)
-
-
-def _measured_pace(attempt: Attempt, pace: StepPace, facts: TransitionContext) -> MeasuredPace:
-    """The pace with what the gang runs on; without devices, which measures nothing, if it has shares of devices or its node is gone."""
-    grant, held = attempt.allocation.grants[0], attempt.allocation
-    node = facts.nodes.get(grant.node_id)
-    models = {} if node is None else {device.index: device.model for device in node.devices}
-    model = models.get(grant.devices[0], "") if grant.devices and grant.share is None else ""
-    return MeasuredPace(
-        epoch=attempt.epoch, model=model, ranks=held.world_size, devices=held.gpus if model else 0, pace=pace
-    )
-
-
 def _lost(case: AttemptCase, attempt: Attempt, happening: MemberLost, facts: TransitionContext) -> TransitionResult:
-    if _member(attempt, happening.node_id).state in _ACCOUNTED:
-        return _unchanged(case)
-    attempt = _with_member(attempt, happening.node_id, MemberState.LOST, why=happening.why)
+    if member_on(attempt, happening.node_id).state in ACCOUNTED_STATES:
+        return unchanged(case)
+    attempt = with_member(attempt, happening.node_id, MemberState.LOST, why=happening.why)
     # A lost node explains the failures that its peers reported before.
     attempt = replace(attempt, why=f"{happening.node_id}: {happening.why}")
     entry = history_line(
@@ -426,8 +352,8 @@ def _lost(case: AttemptCase, attempt: Attempt, happening: MemberLost, facts: Tra
 def _stop_wanted(
     case: AttemptCase, attempt: Attempt, happening: StopRequested, facts: TransitionContext
 ) -> TransitionResult:
-    if attempt.state is _S.STOPPING and _ending(attempt, happening.cause) is attempt.stop_cause:
-        return _unchanged(case)
+    if attempt.state is _S.STOPPING and cause_of_end(attempt, happening.cause) is attempt.stop_cause:
+        return unchanged(case)
     entry = history_line(case, facts, "stopping", f"{happening.cause.value}: {happening.why}", by=happening.by)
     return _stopping(case, attempt, happening.cause, happening.why, facts, entry)
 
@@ -438,7 +364,7 @@ def _overdue(
     names = ", ".join(happening.silent)
     text = f"{names} not ready after {happening.waited_s:.0f} s"
     for node_id in happening.silent:
-        attempt = _with_member(attempt, node_id, _member(attempt, node_id).state, why="not ready in time")
+        attempt = with_member(attempt, node_id, member_on(attempt, node_id).state, why="not ready in time")
     return _stopping(case, attempt, EndCause.START_FAIL, text, facts, history_line(case, facts, "overdue", text))
 
 
@@ -464,7 +390,7 @@ def _queued(
 ) -> TransitionResult:
     """Note that the engine's cluster keeps the attempt waiting. Billing and all time limits begin when it is admitted."""
     if happening.why == attempt.queued_why:
-        return _unchanged(case)
+        return unchanged(case)
     if happening.why:
         first = () if attempt.queued_why else (history_line(case, facts, "queued", happening.why),)
         return TransitionResult(job=case.job, attempt=replace(attempt, queued_why=happening.why), history=first)
@@ -481,16 +407,12 @@ def _reclaimed(
 
 
 def _remind(case: AttemptCase, attempt: Attempt, happening: ReminderDue, facts: TransitionContext) -> TransitionResult:
-    node_id, state = happening.node_id, _member(attempt, happening.node_id).state
+    node_id, state = happening.node_id, member_on(attempt, happening.node_id).state
     if happening.probe_port or happening.address:
-        attempt = replace(
+        attempt = change_member(
             attempt,
-            members=tuple(
-                replace(member, probe_port=happening.probe_port, address=happening.address)
-                if member.node_id == node_id
-                else member
-                for member in attempt.members
-            ),
+            node_id,
+            lambda member: replace(member, probe_port=happening.probe_port, address=happening.address),
         )
     if attempt.state is _S.STOPPING:
         commands = gang_commands.stop(case, attempt, only=node_id)
@@ -509,7 +431,7 @@ def _hook_ended(
     case: AttemptCase, attempt: Attempt, happening: SleepHookEnded, facts: TransitionContext
 ) -> TransitionResult:
     if not sleep.answers(attempt, happening):
-        return _unchanged(case)
+        return unchanged(case)
     if happening.sleep or not happening.why:
         return sleep.finish_hook(case, attempt, happening, facts)
     why = f"{happening.node_id}: it did not wake: {happening.why}"
@@ -520,9 +442,9 @@ def _hook_ended(
 def _stopping(
     case: AttemptCase, attempt: Attempt, cause: EndCause | None, why: str, facts: TransitionContext, entry: HistoryLine
 ) -> TransitionResult:
-    """Stop every member; the first cause stays unless a later one takes precedence (`_ending`)."""
+    """Stop every member; the first cause stays unless a later one takes precedence (`cause_of_end`)."""
     before = attempt
-    attempt = replace(attempt, state=_S.STOPPING, stop_cause=_ending(attempt, cause), why=attempt.why or why)
+    attempt = replace(attempt, state=_S.STOPPING, stop_cause=cause_of_end(attempt, cause), why=attempt.why or why)
     job = case.job
     if attempt.stop_cause is EndCause.PARKED:  # what it replaces counts: parking must not win a further preemption
         stops, moves = before.stop_cause is EndCause.PREEMPTED, before.stop_cause is EndCause.MOVED
@@ -536,106 +458,12 @@ def _stopping(
     return outcome.then(_settle_when_whole(AttemptCase(job=job, attempt=attempt), attempt, facts))
 
 
-def _ending(attempt: Attempt, cause: EndCause | None) -> EndCause | None:
-    """The cause of the end, given one more: a cancel overrides everything, a requested stop a failure, parking a requeue; else the first wins."""
-    if (
-        attempt.stop_cause is None
-        or cause is EndCause.CANCELLED
-        or (attempt.stop_cause in _FAILURES and cause in _REQUESTED)
-        or (attempt.stop_cause in _WITH_SAVE and cause is EndCause.PARKED)
-    ):
-        return cause
-    return attempt.stop_cause
-
-
 def _settle_when_whole(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> TransitionResult:
-    if any(member.state not in _ACCOUNTED for member in attempt.members):
+    if any(member.state not in ACCOUNTED_STATES for member in attempt.members):
         return TransitionResult(job=case.job, attempt=attempt)
     return settle(AttemptCase(job=case.job, attempt=attempt), attempt, facts)
 
 
-def _progress(job: Job, step: int) -> Job:
-    return (
-        replace(job, progress_step=step, charged_restarts=0, hang_restarts=0, avoided_nodes=())
-        if step > job.progress_step
-        else job
-    )
-
-
-def _member(attempt: Attempt, node_id: NodeId) -> Member:
-    return next(
-        (m for m in attempt.members if m.node_id == node_id), Member(node_id=node_id, state=MemberState.STOPPED)
-    )
-
-
-def _with_member(
-    attempt: Attempt,
-    node_id: NodeId,
-    state: MemberState,
-    *,
-    port: int | None = None,
-    why: str = "",
-    unless: tuple[MemberState, ...] = (),
-    disk_full: bool = False,
-) -> Attempt:
-    members = _members_with(attempt, node_id, state, port=port, why=why, unless=unless, disk_full=disk_full)
-    return replace(attempt, members=members)
-
-
-def _members_with(
-    attempt: Attempt,
-    node_id: NodeId,
-    state: MemberState,
-    *,
-    port: int | None = None,
-    why: str = "",
-    unless: tuple[MemberState, ...] = (),
-    disk_full: bool = False,
-) -> tuple[Member, ...]:
-    """The gang's members with this one changed; a member whose state is in `unless` stays as it is."""
-    return tuple(
-        replace(
-            member,
-            state=state,
-            port=port if port is not None else member.port,
-            why=why or member.why,
-            disk_full=disk_full or member.disk_full,
-        )
-        if member.node_id == node_id and member.state not in unless
-        else member
-        for member in attempt.members
-    )
-
-
-_REQUESTED: Final = (
-    EndCause.CANCELLED,
-    EndCause.REQUEUED,
-    EndCause.TIMEOUT,
-    EndCause.PREEMPTED,
-    EndCause.MOVED,
-    EndCause.DRAINED,
-    EndCause.IDLE,
-    EndCause.PARKED,
-)
-# stops with time to save
-_WITH_SAVE: Final = (
-    EndCause.PREEMPTED,
-    EndCause.MOVED,
-    EndCause.REQUEUED,
-    EndCause.DRAINED,
-    EndCause.IDLE,
-    EndCause.PARKED,
-)
-_FAILURES: Final = (
-    EndCause.FREEZE,
-    EndCause.HANG,
-    EndCause.PORT_TAKEN,
-    EndCause.CONTENDED,
-    EndCause.LIMITED,
-    EndCause.START_FAIL,
-    EndCause.UNFIT,
-    EndCause.NODE_FAIL,
-)
 _ALL: Final = (_S.PLACED, _S.STARTING, _S.RUNNING, _S.STOPPING)
 Handler = Callable[[AttemptCase, Attempt, Any, TransitionContext], TransitionResult]
 TRANSITIONS: Final[dict[tuple[AttemptState, type[Any]], Handler]] = {
@@ -656,9 +484,9 @@ TRANSITIONS: Final[dict[tuple[AttemptState, type[Any]], Handler]] = {
     (_S.RUNNING, DevicesRegained): sleep.wake,
     (_S.RUNNING, SleepHookEnded): _hook_ended,
     **{(state, MemberStopped): _stopped for state in _ALL},
-    **{(state, CheckpointSaved): _saved for state in _ALL},
-    **{(state, CheckpointFailed): _save_failed for state in _ALL},
-    **{(state, ProgressReported): _progressed for state in _ALL},
+    **{(state, CheckpointSaved): save_checkpoint for state in _ALL},
+    **{(state, CheckpointFailed): note_failed_checkpoint for state in _ALL},
+    **{(state, ProgressReported): record_progress for state in _ALL},
     **{(state, MemberLost): _lost for state in _ALL},
     **{(state, StopRequested): _stop_wanted for state in _ALL},
     **{(state, ReminderDue): _remind for state in _ALL},

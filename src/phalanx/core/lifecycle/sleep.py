@@ -12,7 +12,7 @@ from __future__ import annotations
 from phalanx.core.lifecycle import gang_commands
 from phalanx.core.lifecycle.endpoints import endpoint_line
 from phalanx.core.lifecycle.events import DevicesRegained, SleepRequested, WakeDelayed, WakeRequested
-from phalanx.core.lifecycle.transitions import AttemptCase, TransitionContext, TransitionResult, history_line
+from phalanx.core.lifecycle.transitions import AttemptCase, TransitionContext, TransitionResult, history_line, unchanged
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.reports import SleepHookEnded
 from phalanx.core.work.attempt import Attempt, Sleep, SleepPhase
@@ -26,12 +26,12 @@ def fall_asleep(
     if sleep is not None and sleep.phase is SleepPhase.WAITING:
         return _with_phase(case, attempt, replace(sleep, phase=SleepPhase.ASLEEP, why=""))
     if not attempt.serving:
-        return TransitionResult(job=case.job, attempt=case.attempt)
+        return unchanged(case)
     engines = {node.engine for one in attempt.members if (node := facts.nodes.get(one.node_id)) and node.per_attempt}
     if engines:
         why = f"engine {', '.join(sorted(engines))} takes no devices back from a running job"
         if why == attempt.sleep_refusal:
-            return TransitionResult(job=case.job, attempt=case.attempt)
+            return unchanged(case)
         line = history_line(case, facts, "sleep_failed", f"stays awake and keeps its devices: {why}")
         return TransitionResult(job=case.job, attempt=replace(attempt, sleep_refusal=why), history=(line,))
     after = _next_hook(attempt, SleepPhase.FALLING_ASLEEP)
@@ -44,7 +44,7 @@ def wish_to_wake(
 ) -> TransitionResult:
     """Let a sleeping replica wait for its devices."""
     if attempt.sleep is None or attempt.sleep.phase is not SleepPhase.ASLEEP:
-        return TransitionResult(job=case.job, attempt=case.attempt)
+        return unchanged(case)
     return _with_phase(case, attempt, replace(attempt.sleep, phase=SleepPhase.WAITING))
 
 
@@ -54,7 +54,7 @@ def delay_wake(
     """Record what a replica waits for."""
     sleep = attempt.sleep
     if sleep is None or sleep.phase is not SleepPhase.WAITING or sleep.why == happening.why:
-        return TransitionResult(job=case.job, attempt=case.attempt)
+        return unchanged(case)
     line = history_line(case, facts, "wake_delayed", f"waits to wake: {happening.why}")
     return replace(_with_phase(case, attempt, replace(sleep, why=happening.why)), history=(line,))
 
@@ -65,7 +65,7 @@ def wake(
     """Grant its devices again, then run its wake hook."""
     sleep = attempt.sleep
     if sleep is None or sleep.phase is not SleepPhase.WAITING:
-        return TransitionResult(job=case.job, attempt=case.attempt)
+        return unchanged(case)
     awake = replace(attempt, allocation=attempt.full_allocation, asleep_s=attempt.sleep_s(facts.now_s))
     after = _next_hook(awake, SleepPhase.WAKING)
     line = history_line(case, facts, "waking", f"holds {_devices_text(after)} again; wakes")

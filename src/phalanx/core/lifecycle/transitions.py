@@ -103,6 +103,11 @@ class TransitionResult:
         )
 
 
+def unchanged(case: AttemptCase) -> TransitionResult:
+    """The result of an event that changes nothing."""
+    return TransitionResult(job=case.job, attempt=case.attempt)
+
+
 def history_line(
     case: AttemptCase, facts: TransitionContext, kind: str, text: str, *, node_id: NodeId | None = None, by: str = ""
 ) -> HistoryLine:
