@@ -37,8 +37,8 @@ class EveryLine(DefaultPolicy):
     def _line_of(self, entry, now_s):
         rank, value, *rest = self._line(entry, now_s)
         if not (entry.overdue or entry.lost_nodes):  # it never ran, whatever it lost in a crash
-            index = self.table.index_of(self._group(entry), now_s)[0]
-            value = -(self._weight(entry.job_class) * index / (entry.job_class.gpus or 1))
+            index = self.table.index_of(self.values.group(entry), now_s)[0]
+            value = -(self.values.weight(entry.job_class) * index / (entry.job_class.gpus or 1))
         return (rank, value, *rest)
 
     def _remaining_order(self, before, now_s):
@@ -46,7 +46,7 @@ class EveryLine(DefaultPolicy):
         for one in before:
             line, entry = one.first, one.first[-1]
             if entry.started_s >= 0.0:
-                entry = self.lines.head(entry.job_class, self._group(entry))
+                entry = self.lines.head(entry.job_class, self.values.group(entry))
             if entry is None or entry.seq in seen:
                 continue
             seen.add(entry.seq)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
-from phalanx.core.scheduling.policies.default import OVERDUE_CHECK_S, PROGRESS_MIN_S, DefaultPolicy
+from phalanx.core.scheduling.policies.default import OVERDUE_CHECK_S, DefaultPolicy
+from phalanx.core.scheduling.policies.job_values import PROGRESS_MIN_S
 from phalanx.core.scheduling.policies.parameters import PolicyParameters
 from phalanx.core.work.pace import PACE_STEPS_MIN, TRUST_RESTS, StatedEnd, StepPace, with_stated_end
 from phalanx.simulator.board_replay import replay_board
@@ -60,17 +61,17 @@ def test_a_job_that_states_a_near_end_is_worth_more_until_that_has_passed():
     for n in range(1, 200):
         policy.learn(0, 2, 0.0, 1000.0 * n)
     entry.attained_s = PROGRESS_MIN_S
-    by_history = policy._value(entry, 0.0)
+    by_history = policy.values.value(entry, 0.0)
     for left_s, is_more in ((300.0, True), (3e8, False)):
         entry.stated_end = with_stated_end(
             None, StepPace(steps=20, step_s=left_s / 100, steps_left=100), 1, PROGRESS_MIN_S
         )
-        assert (policy._value(entry, 0.0) > by_history) is is_more
+        assert (policy.values.value(entry, 0.0) > by_history) is is_more
     entry.stated_end = with_stated_end(None, StepPace(steps=20, step_s=3.0, steps_left=100), 1, PROGRESS_MIN_S)
     entry.attained_s += 331.0
-    passed = policy._value(entry, 0.0)
+    passed = policy.values.value(entry, 0.0)
     entry.stated_end = None
-    assert policy._value(entry, 0.0) == passed
+    assert policy.values.value(entry, 0.0) == passed
 
 
 def test_the_policy_has_what_a_job_stated_also_on_a_new_board():

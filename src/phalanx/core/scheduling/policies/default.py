@@ -7,20 +7,20 @@ gaps, else by stopping the cheapest set on one node.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Self
 
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobClass, JobEntry, StopReason
-from phalanx.core.scheduling.estimates.hazard_table import HazardTable, SimilarJobs, bin_of
+from phalanx.core.scheduling.estimates.hazard_table import HazardTable, SimilarJobs
 from phalanx.core.scheduling.estimates.move_times import MoveTimes
 from phalanx.core.scheduling.estimates.run_time_prediction import JobTraits
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.policies.device_exchange import DeviceExchange
 from phalanx.core.scheduling.policies.displacement_costs import DisplacementCosts
 from phalanx.core.scheduling.policies.elastic_growth import ElasticGrowth
+from phalanx.core.scheduling.policies.job_values import JobValues
 from phalanx.core.scheduling.policies.node_reservation import nodes_to_reserve
 from phalanx.core.scheduling.policies.observed_speeds import ObservedSpeeds
 from phalanx.core.scheduling.policies.parameters import PolicyParameters
@@ -33,15 +33,12 @@ from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.work.pace import MeasuredPace
 
 INFINITE = float("inf")
-URGENT_VALUE = 1e6  # value per GPU of an overdue job: above any index, which is at most 1 per second times the boost
 URGENT_RANK = 1 << 30  # above any priority: for jobs that lost their place, and overdue ones
 OVERDUE_CHECK_S = 3600.0  # without other events, overdue jobs are checked this often
 ENTITLED_CLASSES_MAX = 8  # classes for which jobs are displaced by right in one pass; the others follow in the next
 NEXT_PASS_S = 0.1  # delay of the next pass
 PROTECTION_CHECK_S = 1.0  # ends of guaranteed runs are handled together: at most one more pass a second
 ENTITLED_VICTIMS_MAX = 4_000  # victims examined for that, after which the pass ends: 10 ms
-PROGRESS_MIN_S = 600.0  # served for less, a job is young by what similar jobs did, and its pace is that of a few steps
-REST_MIN_S = 15.0  # of a stated rest: a job that ends within one round ends now
 LATER_NODES_MAX = 2_000  # on a larger fleet an explanation does not search for later moves and stops
 LATER_TRIES = 16  # ends of guaranteed runs at which an explanation looks for the jobs that are stopped then, the last of all among them
 
@@ -85,11 +82,11 @@ class DefaultPolicy(Policy):
             stops_max=parameters.stops_max,
         )
         self.growth = ElasticGrowth(board, self.victims, self.move_times, parameters.grow_min_s)
-        policy = weakref.proxy(self)  # as in `_prices`
+        values = self.values = JobValues(board, self.table, parameters)
         self.exchange = DeviceExchange(
             board,
-            weight=lambda entry: float(policy._weight(entry.job_class)),  # noqa: SLF001  # our own
-            end_rate=lambda entry, now_s: float(policy._end_rate(entry, now_s)),  # noqa: SLF001
+            weight=lambda entry: values.weight(entry.job_class),
+            end_rate=values.end_rate,
             move_times=self.move_times,
         )
         self.exchange_next_s = 0.0
@@ -102,19 +99,18 @@ class DefaultPolicy(Policy):
         self.reserved: list[int] = []
         self.reserved_for: JobEntry | None = None
         self.overdue_share = ReservedShare(board, self.table, parameters)
-        self._weights: dict[int, float] = {}
 
     # ---------------------------------------------------------------- events
 
     def on_waiting(self, entry: JobEntry) -> None:
         """Join the line of its class and group."""
-        self._group(entry)
+        self.values.group(entry)
         self._join(entry)
 
     def on_adopted(self, entry: JobEntry) -> None:
         """Count it as time at risk, like jobs started here, and protect it as long as they are."""
         entry.protected_until_s = entry.placed_s + self.parameters.run_min_s
-        self._group(entry).add_running(entry.seq, entry)
+        self.values.group(entry).add_running(entry.seq, entry)
 
     def on_withdrawn(self, entries: Sequence[JobEntry]) -> None:
         """Leave the lines. Each line is scanned once, however many jobs leave it."""
@@ -122,7 +118,7 @@ class DefaultPolicy(Policy):
         for entry in entries:
             self._leave(entry)
             if self.again.pop(entry.seq, None) is None:
-                leaving.setdefault((entry.job_class, self._group(entry)), set()).add(entry.seq)
+                leaving.setdefault((entry.job_class, self.values.group(entry)), set()).add(entry.seq)
         self.lines.remove(leaving)
 
     def on_ended(self, entry: JobEntry, now_s: float) -> None:
@@ -174,20 +170,15 @@ class DefaultPolicy(Policy):
 
     def _leave(self, entry: JobEntry) -> SimilarJobs:
         self.overdue_share.remove(entry)
-        group = self._group(entry)
+        group = self.values.group(entry)
         group.remove_running(entry.seq)
         return group
-
-    def _group(self, entry: JobEntry) -> SimilarJobs:
-        if entry.similar_jobs is None:
-            entry.similar_jobs = self.table.burst(entry.job_class.label, max(1, entry.job_class.gpus), entry.submit_s)
-        return entry.similar_jobs
 
     def _join(self, entry: JobEntry) -> None:
         if entry.stops or entry.attained_s or entry.lost_nodes:
             self.again[entry.seq] = entry
         else:
-            self.lines.join(entry, self._group(entry))
+            self.lines.join(entry, self.values.group(entry))
 
     # ---------------------------------------------------------------- decisions
 
@@ -227,7 +218,7 @@ class DefaultPolicy(Policy):
             or (self.fitted_events < 1000 and new_events > 0.1 * self.fitted_events)
         ):
             self._refit(now_s)
-        self._weights.clear()
+        self.values.begin_pass()
         if board.quotas is not None:
             classes = {*self.lines.by_class, *(one.job_class for one in self.again.values())}
             board.quotas.set_waiting({(klass.queue, klass.user) for klass in classes})
@@ -246,7 +237,7 @@ class DefaultPolicy(Policy):
             promoted = self.overdue_share.promote([*self.again.values(), *late], now_s)
             self._changed_classes.update(entry.job_class for entry in promoted)
             for entry in promoted:
-                self.lines.invalidate_group(self._group(entry))
+                self.lines.invalidate_group(self.values.group(entry))
             due_s = now_s + OVERDUE_CHECK_S
             if knobs.allow_stops or knobs.allow_moves:
                 self._round(order, now_s)
@@ -282,7 +273,7 @@ class DefaultPolicy(Policy):
             own.sort(lambda group: self.table.index_of(group, now_s)[0])
             lines = others.pop(klass, [])
             lines += [self._line(entry, now_s) for entry in own.urgent]
-            order.append(ClassOrder(klass, lines, own.heads, self._weight(klass)))
+            order.append(ClassOrder(klass, lines, own.heads, self.values.weight(klass)))
         return ordered([*order, *map(ClassOrder, others, others.values())])
 
     def _remaining_order(self, before: Order, now_s: float) -> Order:
@@ -306,7 +297,7 @@ class DefaultPolicy(Policy):
         for line in before:
             entry: JobEntry | None = line[-1]
             if entry is not None and entry.started_s >= 0.0:
-                entry = self.lines.head(klass, self._group(entry))
+                entry = self.lines.head(klass, self.values.group(entry))
             if entry is None or entry.seq in seen:
                 continue
             seen.add(entry.seq)
@@ -320,41 +311,7 @@ class DefaultPolicy(Policy):
 
     def _line(self, entry: JobEntry, now_s: float) -> Line:
         rank = URGENT_RANK + entry.lost_nodes if entry.overdue or entry.lost_nodes else entry.job_class.rank
-        return (-rank, -self._value(entry, now_s) / max(1, entry.gpus), entry.submit_s, entry.seq, entry)
-
-    def _value(self, entry: JobEntry, now_s: float) -> float:
-        value = self._weight(entry.job_class) * self._end_rate(entry, now_s)
-        return value + URGENT_VALUE * max(1, entry.gpus) if entry.overdue or entry.lost_nodes else value
-
-    def _end_rate(self, entry: JobEntry, now_s: float) -> float:
-        """The rate at which it ends, per second of service: by its own progress, else that of similar jobs."""
-        served_s = entry.attained_s if entry.started_s < 0.0 else entry.attained_s + (now_s - entry.started_s)
-        if entry.stated_end is not None and served_s >= PROGRESS_MIN_S:
-            rest_s = entry.stated_end.rest_s(served_s)
-            if rest_s is not None:
-                return 1.0 / max(rest_s, REST_MIN_S)
-        # Lost work must be repeated, but the job does not count as young for it.
-        index = self.table.index_of(entry.similar_jobs or self._group(entry), now_s)
-        return index[bin_of(max(served_s, entry.service_max_s))]
-
-    def _weight(self, job_class: JobClass) -> float:
-        """The weight of the class: whole nodes count more, queues that have used their share less. Cached for one pass."""
-        weight = self._weights.get(job_class.number)
-        if weight is None:
-            weight = (
-                self.parameters.gang_weight
-                if job_class.gpus >= self.board.pools[job_class.needs[0].kinds[0]].node_devices_max
-                else 1.0
-            )
-            if self.board.quotas is not None:
-                weight *= self.board.quotas.fair_share_factor(job_class.queue, job_class.user)
-            self._weights[job_class.number] = weight
-        return weight
-
-    def _price(self, entry: JobEntry, now_s: float) -> float:
-        """The cost of stopping the job: its value, increased by the work that it would repeat."""
-        again_s = self.board.restart_cost_s + entry.unsaved_s(now_s)
-        return self._value(entry, now_s) * (1.0 + again_s / self.parameters.run_min_s)
+        return (-rank, -self.values.value(entry, now_s) / max(1, entry.gpus), entry.submit_s, entry.seq, entry)
 
     def _fill(self, order: Order, now_s: float) -> None:
         """Start what fits, in order. Jobs within their quota come before jobs that would borrow: those would be stopped for them."""
@@ -386,7 +343,7 @@ class DefaultPolicy(Policy):
                     break
                 ran_before = entry.seq in self.again
                 self._start(entry, *found, now_s)
-                following = None if ran_before else self.lines.head(klass, self._group(entry))
+                following = None if ran_before else self.lines.head(klass, self.values.group(entry))
                 if following is None:
                     break
                 entry = following  # noqa: PLW2901  # the next of its class
@@ -395,9 +352,9 @@ class DefaultPolicy(Policy):
 
     def _start(self, entry: JobEntry, need: Need, places: tuple[tuple[int, int], ...], now_s: float) -> None:
         if self.again.pop(entry.seq, None) is None:
-            self.lines.pop(entry.job_class, self._group(entry))
+            self.lines.pop(entry.job_class, self.values.group(entry))
         self._changed_classes.add(entry.job_class)
-        self._group(entry).add_running(entry.seq, entry)
+        self.values.group(entry).add_running(entry.seq, entry)
         entry.protected_until_s = now_s + self.parameters.run_min_s
         entry.placed_s = now_s
         self.board.start(entry, need, places, now_s)
@@ -485,7 +442,7 @@ class DefaultPolicy(Policy):
                     if not (entry.overdue or entry.lost_nodes or entry.avoided_nodes):
                         lines.skip_class()  # its other jobs fit nowhere either, and are worth less
                     break
-                following = None if ran_before else self.lines.head(klass, self._group(entry))
+                following = None if ran_before else self.lines.head(klass, self.values.group(entry))
                 if following is None:
                     break
                 entry = following
@@ -530,13 +487,13 @@ class DefaultPolicy(Policy):
     def _prices(self, rank: int) -> DisplacementCosts:
         prices = self.prices.get(rank)
         if prices is None:
-            knobs, policy = self.parameters, weakref.proxy(self)
-
-            def price(entry: JobEntry, now_s: float) -> float:
-                return float(policy._price(entry, now_s))  # noqa: SLF001  # `self._price` would be a reference cycle: see Trial.over
-
-            prices = DisplacementCosts(self.board, rank, price, move_times=self.move_times, stops_max=knobs.stops_max)
-            self.prices[rank] = prices
+            prices = self.prices[rank] = DisplacementCosts(
+                self.board,
+                rank,
+                self.values.price,
+                move_times=self.move_times,
+                stops_max=self.parameters.stops_max,
+            )
         return prices
 
     def _refresh(self, now_s: float) -> None:
