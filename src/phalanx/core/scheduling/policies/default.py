@@ -21,7 +21,7 @@ from phalanx.core.scheduling.policies.device_exchange import DeviceExchange
 from phalanx.core.scheduling.policies.displacement_costs import DisplacementCosts
 from phalanx.core.scheduling.policies.elastic_growth import ElasticGrowth
 from phalanx.core.scheduling.policies.job_values import JobValues
-from phalanx.core.scheduling.policies.node_reservation import nodes_to_reserve
+from phalanx.core.scheduling.policies.node_reservation import ReservedNodes
 from phalanx.core.scheduling.policies.observed_speeds import ObservedSpeeds
 from phalanx.core.scheduling.policies.parameters import PolicyParameters
 from phalanx.core.scheduling.policies.reserved_share import ReservedShare
@@ -50,7 +50,7 @@ class DefaultPolicy(Policy):
         again: waiting jobs that ran before, by seq.
         order: waiting jobs in the order of the pass in progress, as it was at the beginning.
         cleared: jobs were displaced by right in this pass, so that more may fit; leftovers of a round wait for the next change.
-        reserved: nodes kept free of new work for the first urgent gang.
+        reserved: nodes kept free of new work for the first urgent gang, if there is one.
     """
 
     def __init__(
@@ -96,8 +96,7 @@ class DefaultPolicy(Policy):
         self._stopped: list[JobEntry] = []  # in the pass in progress
         self.unfinished = False
         self.cleared = False
-        self.reserved: list[int] = []
-        self.reserved_for: JobEntry | None = None
+        self.reserved = ReservedNodes(board)
         self.overdue_share = ReservedShare(board, self.table, parameters)
 
     # ---------------------------------------------------------------- events
@@ -222,8 +221,8 @@ class DefaultPolicy(Policy):
         if board.quotas is not None:
             classes = {*self.lines.by_class, *(one.job_class for one in self.again.values())}
             board.quotas.set_waiting({(klass.queue, klass.user) for klass in classes})
-        if self.reserved and self.reserved_for is not None and self.reserved_for.lost_nodes:
-            self._unreserve()  # it may fit by now
+        if self.reserved.entry is not None and self.reserved.entry.lost_nodes:
+            self.reserved.release()  # it may fit by now
         order = self.order = self._order(now_s)
         self._fill(order, now_s)
         if not board.waiting:
@@ -338,8 +337,8 @@ class DefaultPolicy(Policy):
                 found = self.board.find(entry)
                 if found is None:
                     sweep.record_failure(entry)
-                    if entry.lost_nodes and not self.reserved:
-                        self._reserve(entry)  # before new jobs take the rest of its place
+                    if entry.lost_nodes and self.reserved.entry is None:
+                        self.reserved.reserve(entry)  # before new jobs take the rest of its place
                     break
                 ran_before = entry.seq in self.again
                 self._start(entry, *found, now_s)
@@ -390,9 +389,9 @@ class DefaultPolicy(Policy):
             if tries >= ENTITLED_CLASSES_MAX or self.victims.examined > ENTITLED_VICTIMS_MAX:
                 self.unfinished = True
                 return
-            had_reserve = entry is self.reserved_for
+            had_reserve = entry is self.reserved.entry
             if had_reserve:
-                self._unreserve()  # its reserved nodes are free for it
+                self.reserved.release()  # its reserved nodes are free for it
             if board.elastic and board.admits(klass):
                 tries += 1
                 if self._apply(
@@ -406,7 +405,7 @@ class DefaultPolicy(Policy):
                     self._start_if_fits(entry, now_s)
                     self.unfinished = True  # of each line, a pass looks at the first job only
             if had_reserve and entry.started_s < 0.0:
-                self._reserve(entry)
+                self.reserved.reserve(entry)
 
     def _start_if_fits(self, entry: JobEntry, now_s: float) -> bool:
         found = self.board.find(entry) if self.board.admits(entry.job_class) else None
@@ -416,7 +415,7 @@ class DefaultPolicy(Policy):
         return True
 
     def _round(self, before: Order, now_s: float) -> None:
-        self._unreserve()
+        self.reserved.release()
         order = self._remaining_order(before, now_s)
         ranks = {one.job_class.rank for one in order}
         for rank in [rank for rank in self.prices if rank not in ranks]:
@@ -437,8 +436,8 @@ class DefaultPolicy(Policy):
                 else:
                     sweep.record_failure(entry)
                     sweep.record_no_displacement(entry, value)
-                    if (entry.overdue or entry.lost_nodes) and not self.reserved:
-                        self._reserve(entry)
+                    if (entry.overdue or entry.lost_nodes) and self.reserved.entry is None:
+                        self.reserved.reserve(entry)
                     if not (entry.overdue or entry.lost_nodes or entry.avoided_nodes):
                         lines.skip_class()  # its other jobs fit nowhere either, and are worth less
                     break
@@ -506,25 +505,6 @@ class DefaultPolicy(Policy):
             if prices.outdated_nodes or prices.refreshed_s != now_s:
                 prices.refresh(now_s)
 
-    def _unreserve(self) -> None:
-        self._offer_reserved()
-        self.reserved = []
-        self.reserved_for = None
-
-    def _offer_reserved(self) -> None:
-        for node in self.reserved:
-            if node not in self.board.closed_nodes:
-                self.board.pools[self.board.pool_of_node[node]].restore_node(node)
-
-    def _close_reserved(self) -> None:
-        for node in self.reserved:
-            self.board.pools[self.board.pool_of_node[node]].remove_node(node)
-
-    def _reserve(self, entry: JobEntry) -> None:
-        self.reserved = nodes_to_reserve(self.board, entry)
-        self.reserved_for = entry if self.reserved else None
-        self._close_reserved()
-
     # ---------------------------------------------------------------- explanations
 
     def movable_from_s(self, entry: JobEntry) -> float:
@@ -560,8 +540,8 @@ class DefaultPolicy(Policy):
             return NO_LATER_STOPS
         counted = victims.examined, victims.protection_ends_s
         due_s, found = now_s, None
-        if entry is self.reserved_for:  # its reserved nodes are free for it
-            self._offer_reserved()
+        if entry is self.reserved.entry:  # its reserved nodes are free for it
+            self.reserved.open()
         for tried in range(LATER_TRIES):
             victims.protection_ends_s = INFINITE
             found = victims.select_by_right(entry, due_s)
@@ -569,8 +549,8 @@ class DefaultPolicy(Policy):
                 break
             due_s = victims.protection_ends_s if tried < LATER_TRIES - 2 else now_s + protected_s
         victims.examined, victims.protection_ends_s = counted
-        if entry is self.reserved_for:
-            self._close_reserved()
+        if entry is self.reserved.entry:
+            self.reserved.close()
         if not found or due_s == now_s:  # no room, or room in this pass
             return NO_LATER_STOPS
         return LaterStops(

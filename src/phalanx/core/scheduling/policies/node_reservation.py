@@ -7,7 +7,45 @@ from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.needs import Need
 
 
-def nodes_to_reserve(board: Board, entry: JobEntry) -> list[int]:
+class ReservedNodes:
+    """The nodes kept free for one gang at a time.
+
+    Attributes:
+        entry: the gang; None if no nodes are kept.
+    """
+
+    __slots__ = ("_nodes", "board", "entry")
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.entry: JobEntry | None = None
+        self._nodes: list[int] = []
+
+    def reserve(self, entry: JobEntry) -> None:
+        """Keep nodes for the gang, if there are enough whose jobs may be stopped."""
+        self._nodes = _nodes_to_reserve(self.board, entry)
+        self.entry = entry if self._nodes else None
+        self.close()
+
+    def release(self) -> None:
+        """Keep none."""
+        self.open()
+        self._nodes = []
+        self.entry = None
+
+    def open(self) -> None:
+        """Let searches find the nodes, until `close`."""
+        for node in self._nodes:
+            if node not in self.board.closed_nodes:
+                self.board.pools[self.board.pool_of_node[node]].restore_node(node)
+
+    def close(self) -> None:
+        """Hide the nodes from searches."""
+        for node in self._nodes:
+            self.board.pools[self.board.pool_of_node[node]].remove_node(node)
+
+
+def _nodes_to_reserve(board: Board, entry: JobEntry) -> list[int]:
     """Return the nodes whose jobs may be stopped the soonest: within the guaranteed run they become free for the gang. Empty if they are too few.
 
     Not nodes of jobs that are never stopped, such as replicas of services: they may never become free, and would idle.
