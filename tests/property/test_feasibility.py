@@ -11,7 +11,8 @@ from phalanx.core.fleet.node import Cordon, Node, NodeState
 from phalanx.core.ids import NodeId, QueueId, ReservationId, UserId
 from phalanx.core.scheduling.feasibility.answer import POSSIBLE, Outlook
 from phalanx.core.scheduling.feasibility.cache import FeasibilityCache
-from phalanx.core.scheduling.feasibility.checker import NODE_RETURNS_WITHIN_S, FeasibilityChecker
+from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker
+from phalanx.core.scheduling.feasibility.node_scopes import NODE_RETURNS_WITHIN_S
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.units import GIB

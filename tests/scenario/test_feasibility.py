@@ -9,7 +9,8 @@ from phalanx.core.errors import NeverFits, NotFound
 from phalanx.core.ids import NodeId, QueueId, ReservationId, UserId
 from phalanx.core.scheduling.feasibility.answer import Outlook
 from phalanx.core.scheduling.feasibility.cache import FeasibilityCache
-from phalanx.core.scheduling.feasibility.checker import NODE_RETURNS_WITHIN_S, FeasibilityChecker, newly_impossible
+from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker, newly_impossible
+from phalanx.core.scheduling.feasibility.node_scopes import NODE_RETURNS_WITHIN_S
 from phalanx.core.scheduling.feasibility.request import feasibility_request
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.events import (

@@ -11,7 +11,7 @@ from phalanx.core.fleet.node import ForeignUsage
 from phalanx.core.ids import JobId, NodeId, QueueId
 from phalanx.core.resources import NO_RESOURCES, Resources, extras_of
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.feasibility.checker import ClusterLimits
+from phalanx.core.scheduling.feasibility.cluster_limits import ClusterLimits
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.pool import DevicePool
 from phalanx.core.scheduling.quota import FairShareTree

@@ -253,7 +253,7 @@ def _waiting_for_capacity(
         and not (job.held or job.unmet_dependencies)
         and not (job.spec.nodelist or job.spec.reservation)
         and not all(one.is_mig for one in job.spec.role.gpus.choices)
-        and not (job.spec.topology.required or job.spec.topology.slice_nodes)
+        and not job.spec.topology.binding
     ]
     eligible.sort(key=lambda job: (-priority.get(job.queue, 0), job.seq))
     found = 0

@@ -50,7 +50,7 @@ def check_topology(
     Raises:
         NeverFits: names the existing levels, or the largest domain. A fleet without nodes rejects nothing.
     """
-    if not (topology.required or topology.slice_nodes):
+    if not topology.binding:
         return
     nodes = tuple(fleet)
     if not nodes:

@@ -100,6 +100,11 @@ class TopologyConstraint:
     slice_nodes: int = 0
     slice_within: str = ""
 
+    @property
+    def binding(self) -> bool:
+        """Whether a gang waits rather than break it; a preference is not binding."""
+        return self.required or self.slice_nodes > 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:

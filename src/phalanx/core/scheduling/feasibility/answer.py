@@ -12,7 +12,7 @@ from phalanx.core.ids import NodeId
 
 
 class Outlook(enum.StrEnum):
-    """Whether a job can start: see the module."""
+    """Whether a job can start: see `checker`."""
 
     POSSIBLE = "possible"
     NOT_NOW = "not_now"
@@ -24,7 +24,7 @@ class Feasibility:
     """The outlook of one request.
 
     Attributes:
-        limit: name of the limit that makes it impossible, as in the module's table; empty unless NEVER.
+        limit: name of the limit that makes it impossible, as in the table of `checker`; empty unless NEVER.
         detail: why it is not possible, with the arithmetic; empty for POSSIBLE.
         hint: what to do next; may be empty.
         nodes: NOT_NOW: the nodes that could hold a part of it once they accept work again.

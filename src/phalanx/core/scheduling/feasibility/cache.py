@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from phalanx.core.fleet.summary import NodeKinds
-from phalanx.core.scheduling.feasibility.checker import ClusterLimits, FeasibilityChecker
+from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker
+from phalanx.core.scheduling.feasibility.cluster_limits import ClusterLimits
 
 CLOCK_STEP_S: Final = 1.0  # NTP corrects smaller steps
 
