@@ -39,7 +39,8 @@ def scheduler_settings(given: argparse.Namespace, before: Any) -> dict[str, Any]
         settings["preemption"] = given.preemption
     if settings["policy"] not in LEARNING_POLICIES and (times or given.preemption is not None):
         raise BadRequest(
-            f"--min-run, --min-run-by-right, --min-stay and --preemption work only with the policies default and throughput, not with {settings['policy']}",
+            "--min-run, --min-run-by-right, --min-stay and --preemption work only with the policies "
+            f"{' and '.join(LEARNING_POLICIES)}, not with {settings['policy']}",
             hint="remove them, or add --policy default",
         )
     return settings

@@ -176,6 +176,11 @@ class JobEntry:
         """Whole devices in use on one of its nodes."""
         return next(count for at, count in self.places if at == node)
 
+    @property
+    def may_shrink(self) -> bool:
+        """Whether it is elastic and runs on several nodes."""
+        return self.need is not None and self.need.nodes_max > 0 and len(self.places) > 1
+
     def service_s(self, now_s: float) -> float:
         """Saved work so far."""
         return self.attained_s if self.started_s < 0.0 else self.attained_s + (now_s - self.started_s)

@@ -263,14 +263,17 @@ def _preference(shape: Shape, summary: FleetSummary) -> tuple[int, int, str]:
     return shape.nodes + bool(shape.last_node_devices), -memory, shape.model or ""
 
 
-def placement_part(role: Role) -> Role:
-    """The part of the role that matters for placement, so that equal requests are equal values."""
+def placement_part(role: Role, *, with_tasks: bool = True) -> Role:
+    """The part of the role that matters for placement, so that equal requests are equal values.
+
+    `with_tasks`: also how often its command starts on a node, which belongs to a shape, but does not decide whether nodes can hold it.
+    """
     return Role(
         gpus=role.gpus,
         cpus=role.cpus,
         memory_bytes=role.memory_bytes,
-        launch=role.launch,
-        tasks_per_node=role.tasks_per_node,
+        launch=role.launch if with_tasks else LaunchMode.PER_DEVICE,
+        tasks_per_node=role.tasks_per_node if with_tasks else None,
         extras=role.extras,
         licences=role.licences,
         others=tuple(placement_part(one) for one in role.others),

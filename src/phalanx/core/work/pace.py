@@ -92,7 +92,7 @@ def with_stated_end(known: StatedEnd | None, pace: StepPace, epoch: Epoch, serve
     ends soon gains once, for no longer than 1.5 times what it stated first.
     """
     left = pace.steps_left
-    if left is None or not 0 <= left <= COUNT_MAX or pace.steps < PACE_STEPS_MIN or not 0.0 < pace.step_s <= STEP_MAX_S:
+    if left is None or not 0 <= left <= COUNT_MAX or not _is_measured(pace):
         return known
     if known is not None and known.epoch == epoch and pace.steps < 2 * known.steps:
         return known
@@ -101,14 +101,18 @@ def with_stated_end(known: StatedEnd | None, pace: StepPace, epoch: Epoch, serve
     return StatedEnd(epoch=epoch, steps=pace.steps, served_s=served_s, left_s=left_s, trusted_until_s=trusted_until_s)
 
 
+def _is_measured(pace: StepPace) -> bool:
+    """Whether so many steps were reported that their median counts, and both are plausible."""
+    return PACE_STEPS_MIN <= pace.steps <= COUNT_MAX and 0.0 < pace.step_s <= STEP_MAX_S
+
+
 def with_pace(paces: tuple[MeasuredPace, ...], measured: MeasuredPace) -> tuple[MeasuredPace, ...]:
     """The paces with one more, if it is plausible; it replaces the attempt's earlier one if it is based on twice as many steps; else unchanged.
 
     So a run writes its pace as often as its steps double, not with every report.
     """
     pace = measured.pace
-    plausible = 0.0 < pace.step_s <= STEP_MAX_S and 0 <= pace.tokens <= COUNT_MAX and pace.steps <= COUNT_MAX
-    if pace.steps < PACE_STEPS_MIN or not plausible or not measured.devices:
+    if not (_is_measured(pace) and 0 <= pace.tokens <= COUNT_MAX and measured.devices):
         return paces
     known = next((one for one in paces if one.epoch == measured.epoch), None)
     if known is not None and measured.pace.steps < 2 * known.pace.steps:

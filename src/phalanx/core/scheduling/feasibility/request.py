@@ -25,16 +25,8 @@ class FeasibilityRequest:
 
 def feasibility_request(spec: JobSpec, queue: QueueId, user: UserId) -> FeasibilityRequest:
     """The request of a job, submitted or not."""
-    role = spec.role
     return FeasibilityRequest(
-        Role(
-            gpus=role.gpus,
-            cpus=role.cpus,
-            memory_bytes=role.memory_bytes,
-            extras=role.extras,
-            licences=role.licences,
-            others=tuple(placement_part(one) for one in role.others),
-        ),
+        placement_part(spec.role, with_tasks=False),
         spec.topology,
         spec.nodelist,
         spec.exclude,

@@ -186,9 +186,8 @@ def _later_moves_text(scheduler: SchedulerView, entry: JobEntry) -> str:
         return ""
     named = _names_text([f"job {scheduler.job_id_by_seq[other.seq]}" for other, _ in moves])
     stay = format_duration(max(at_s - other.placed_s for other, at_s in moves))
-    shrinks = all(other.need is not None and other.need.nodes_max and len(other.places) > 1 for other, _ in moves)
-    verb = "give" if shrinks else "move"
-    does = f"{verb}{'s' * (len(moves) == 1)}{' nodes back' if shrinks else ''}"
+    s = "s" * (len(moves) == 1)
+    does = f"give{s} nodes back" if all(other.may_shrink for other, _ in moves) else f"move{s}"
     return f"; it fits when {named} {does}, which may be {stay} after a start or move"
 
 

@@ -30,6 +30,7 @@ from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.quotas.quota_tree import FLEET, QuotaRefusal
+from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
 JOBS_AHEAD_MAX: Final = 256  # jobs ahead that are simulated; with more of them no latest start is given
@@ -396,25 +397,22 @@ class Forecast:
 
     def _reserved(self) -> list[tuple[int, float]]:
         """Nodes reserved now, and for how long: admissions are ignored, so that the range errs towards late."""
-        numbers = self.trial.scheduler.fleet_index.numbers_of_node
-        return [
-            (number, one.end_s - self.now_s)
-            for one in self.trial.snapshot.reservations.values()
-            if one.is_active(self.now_s)
-            for node_id in one.nodes
-            for number in numbers.get(node_id, ())
-        ]
+        active = [one for one in self.trial.snapshot.reservations.values() if one.is_active(self.now_s)]
+        return [(number, one.end_s - self.now_s) for one in active for number in self._numbers_in(one)]
 
     @cached_property
     def _reservation_ends_s(self) -> dict[int, float]:
         """When the last reservation of each node that has one ends, in seconds from now."""
-        numbers = self.trial.scheduler.fleet_index.numbers_of_node
         ends: dict[int, float] = {}
         for one in self.trial.snapshot.reservations.values():
-            for node_id in one.nodes:
-                for number in numbers.get(node_id, ()):
-                    ends[number] = max(ends.get(number, 0.0), one.end_s - self.now_s)
+            for number in self._numbers_in(one):
+                ends[number] = max(ends.get(number, 0.0), one.end_s - self.now_s)
         return ends
+
+    def _numbers_in(self, reservation: Reservation) -> list[int]:
+        """The numbers of the reserved nodes."""
+        numbers = self.trial.scheduler.fleet_index.numbers_of_node
+        return [number for node_id in reservation.nodes for number in numbers.get(node_id, ())]
 
     def _returning_nodes(self, entry: JobEntry) -> int:
         """The nodes, as a bitset, from which only reservations keep the job away, now or for a time when it could still run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
-from typing import Final
+from typing import Final, Protocol
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.policies.baselines import (
@@ -28,14 +28,18 @@ def throughput_policy(parameters: PolicyParameters | None = None) -> DefaultPoli
     return DefaultPolicy(replace(parameters or PolicyParameters(), overdue_s=inf))
 
 
-# They take `PolicyParameters`.
-LEARNING_POLICIES: Final[dict[str, Callable[[PolicyParameters], Policy]]] = {
+class PolicyConstructor(Protocol):
+    """The constructor of a policy with parameters; without them, of one with the default ones."""
+
+    def __call__(self, parameters: PolicyParameters | None = None) -> Policy: ...
+
+
+LEARNING_POLICIES: Final[dict[str, PolicyConstructor]] = {
     "default": DefaultPolicy,
     "throughput": throughput_policy,
 }
 POLICIES: Final[dict[str, Callable[[], Policy]]] = {
-    "default": DefaultPolicy,
-    "throughput": throughput_policy,
+    **LEARNING_POLICIES,
     "fifo": StrictPolicy,
     "skip": SkipPolicy,
     "backfill": BackfillPolicy,

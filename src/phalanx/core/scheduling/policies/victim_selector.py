@@ -412,11 +412,7 @@ class VictimSelector:
         """Take back nodes that elastic jobs of no higher rank grew onto."""
         board = self.board
         going: list[Eviction] = []
-        grown = [
-            other
-            for other in board.running.values()
-            if other.need is not None and other.need.nodes_max > 0 and len(other.places) > 1
-        ]
+        grown = [other for other in board.running.values() if other.may_shrink]
         for other in sorted(grown, key=lambda other: (other.job_class.rank, -len(other.places), other.seq)):
             least = next(
                 (
