@@ -18,7 +18,8 @@ from phalanx.core.state.reports import (
 from phalanx.node.logic import actions as act
 from phalanx.node.logic import events as hap
 from phalanx.node.logic.checkpoint_report_limiter import BURST_MAX, REPORTS_PER_S
-from phalanx.node.logic.member import KILL_AGAIN_S, LINGER_S, MemberPhase
+from phalanx.node.logic.local_member import MemberPhase
+from phalanx.node.logic.member import KILL_AGAIN_S, LINGER_S
 from phalanx.node.logic.supervisor import LEFT
 from phalanx.wire.rank import RankStopReason
 from tests.scenario.supervisor_world import NODE, World, forget, key_of, prepare, start, stop, with_deadline

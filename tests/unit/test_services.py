@@ -17,7 +17,7 @@ from phalanx.core.work.spec import LaunchMode
 from phalanx.node.logic import member as members
 from phalanx.node.logic.actions import SendEvent
 from phalanx.node.logic.events import ReadinessProbed
-from phalanx.node.logic.member import MemberPhase, StepClock
+from phalanx.node.logic.local_member import MemberPhase, StepClock
 from phalanx.node.logic.variables.environment import MemberFolders, NodeContext, rank_environment
 from phalanx.node.prepare.service_port import reserve_port
 from phalanx.node.probes.link_probe import PORT_FIRST, PORT_LAST

@@ -17,7 +17,7 @@ from phalanx.core.work.services.service_terms import ServiceTerms
 from phalanx.node.logic import member as members
 from phalanx.node.logic.actions import CallSleepHook, SendEvent
 from phalanx.node.logic.events import SleepHookAnswered
-from phalanx.node.logic.member import MemberPhase, StepClock
+from phalanx.node.logic.local_member import MemberPhase, StepClock
 from phalanx.node.probes import sleep_hooks
 from tests.scenario.supervisor_world import NODE, prepare, start
 

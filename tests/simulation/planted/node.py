@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from phalanx.node.logic import member as members
 from phalanx.node.logic.events import GenerationId
-from phalanx.node.logic.member import MemberPhase
+from phalanx.node.logic.local_member import MemberPhase
 from phalanx.node.logic.supervisor import Supervisor
 from tests.simulation.planted.bug import planted
 

@@ -1,35 +1,18 @@
 """One node's part of one generation of an attempt: its phases, and its reaction to each event.
 
 Functions take a member and an event and return the new member and actions; `supervisor.py` calls them. Members do not depend on each other.
-
-    PREPARING -> READY -> STARTING -> RUNNING -> LINGERING -.
-         |         |         |           |  '-> STOPPING ---+-> KILLING -> CLOSING -> STOPPED
-         '---------+---------+-----------'------------------'
-
-Freezing is independent of the phase (`frozen_ns`): ranks may be frozen while they run, stop, or linger.
+The phases: `local_member.py`.
 """
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 from phalanx.core.state.commands import PrepareTasks, RunSleepHook, StartTasks, StopTasks
 from phalanx.core.state.fast_replace import replace
-from phalanx.core.state.reports import (
-    MemberFrozen,
-    MemberHung,
-    MemberReady,
-    MemberStarted,
-    ReadinessChanged,
-    SleepHookEnded,
-    TaskExited,
-)
 from phalanx.core.work.allocation import NodeGrant
-from phalanx.core.work.attempt import TIME_LIMIT_NOTE, TaskExit
+from phalanx.core.work.attempt import TIME_LIMIT_NOTE
 from phalanx.node.logic.actions import (
-    AppendNote,
     CallSleepHook,
     CheckEmpty,
     DrainOutput,
@@ -48,7 +31,6 @@ from phalanx.node.logic.actions import (
 from phalanx.node.logic.checkpoint_report_limiter import REPORTS_PER_S, CheckpointReportLimiter, checkpoint_event
 from phalanx.node.logic.events import (
     CheckpointReported,
-    GenerationId,
     HangDetected,
     MemberKey,
     MemberKilled,
@@ -61,105 +43,30 @@ from phalanx.node.logic.events import (
 )
 from phalanx.node.logic.lease import NS_PER_S, may_thaw
 from phalanx.node.logic.local_copies import head_stores_checkpoints
-from phalanx.node.logic.utf8 import replace_invalid_utf8
+from phalanx.node.logic.local_member import (
+    LEASE_INDEPENDENT_PHASES,
+    LocalMember,
+    MemberPhase,
+    MemberTransition,
+    StepClock,
+)
+from phalanx.node.logic.member_reports import (
+    SIGKILL_NUMBER,
+    exit_report,
+    freeze_report,
+    hang_report,
+    note,
+    readiness_report,
+    ready_report,
+    sleep_hook_answer,
+    started_report,
+)
 from phalanx.node.logic.variables import rendezvous
 from phalanx.wire.rank import RankStopReason
 
 LINGER_S: Final = 2.0  # time for child processes of ended tasks (a logger, a data loader) to end by themselves
 KILL_AGAIN_S: Final = 5.0  # a process in an uninterruptible call dies only when the call ends, so the kill is repeated
-_SIGKILL: Final = 9
-_SHELL_SIGKILL: Final = 128 + _SIGKILL  # as a shell reports it
-
-
-class MemberPhase(enum.StrEnum):
-    """The phases of a member."""
-
-    PREPARING = "preparing"
-    READY = "ready"  # waits at the gang barrier, or past it for a lease
-    STARTING = "starting"
-    RUNNING = "running"
-    LINGERING = "lingering"  # every task ended by itself; their child processes have until `timer_ns`
-    STOPPING = "stopping"  # SIGTERM is sent; SIGKILL follows at `timer_ns`
-    KILLING = "killing"
-    CLOSING = "closing"  # nothing runs; output is being drained
-    STOPPED = "stopped"  # reported; only the scratch folder is left
-
-
-LEASE_INDEPENDENT_PHASES: Final = frozenset({MemberPhase.KILLING, MemberPhase.CLOSING, MemberPhase.STOPPED})
-"""Phases that an expired lease does not affect: all remaining processes are being killed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepClock:
-    """The time of a step: CLOCK_BOOTTIME for decisions, Unix time for reports."""
-
-    ns: int
-    unix_s: float
-
-    def after(self, seconds: float) -> int:
-        """CLOCK_BOOTTIME `seconds` from now."""
-        return self.ns + int(seconds * NS_PER_S)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalMember:
-    """See the module. Times are CLOCK_BOOTTIME, 0 for "not yet".
-
-    Attributes:
-        grant: this node's part of the allocation.
-        timer_ns: when the current phase times out; 0 without a time-out.
-        ready: the result of preparation; repeated when the head asks again.
-        start: the start command, once the barrier is passed; stored while no lease permits the start.
-        spawned_ns: when the tasks were started.
-        ended: ranks whose end is reported.
-        held_exits: ends seen while other tasks were still starting.
-        stop_requested_ns: when we first asked the tasks to end; later ends count as caused by us.
-        frozen_ns: end of the lease whose expiry froze it; 0 while it is not frozen.
-        bind_failed: rank 0 failed within the first seconds; its output may show that the port was in use.
-        refusal: why it cannot run; reported once none of its processes is left.
-        checkpoint_reports: the checkpoints that its program reported.
-        superseded: a newer epoch is current: end this one and report none of its results as current.
-        forgotten: the head has asked to forget the attempt, or never will ask.
-        out_of_memory: its processes are killed because they need more memory than the job asked for: the job's own failure.
-        hook_turn: turn of the last sleep or wake hook; 0 before the first.
-        hook_answer: its answer; None while it runs.
-    """
-
-    key: MemberKey
-    prepare: PrepareTasks
-    grant: NodeGrant
-    job_deadline_ns: int = 0
-    phase: MemberPhase = MemberPhase.PREPARING
-    timer_ns: int = 0
-    ready: MemberPrepared | None = None
-    start: StartTasks | None = None
-    spawned_ns: int = 0
-    ended: frozenset[int] = field(default=frozenset())
-    held_exits: tuple[TaskEnded, ...] = ()
-    stop_requested_ns: int = 0
-    stop_why: str = ""
-    frozen_ns: int = 0
-    bind_failed: bool = False
-    refusal: MemberStartFailed | None = None
-    checkpoint_reports: CheckpointReportLimiter = field(default_factory=CheckpointReportLimiter)
-    superseded: bool = False
-    forgotten: bool = False
-    out_of_memory: bool = False
-    hook_turn: int = 0
-    hook_answer: SleepHookEnded | None = None
-
-    @property
-    def generation_id(self) -> GenerationId:
-        """Its epoch and generation, comparable."""
-        return GenerationId(self.key.epoch, self.key.generation)
-
-    @property
-    def all_ended(self) -> bool:
-        """Whether all tasks of this node have ended."""
-        return len(self.ended) >= self.grant.tasks
-
-
-MemberTransition: TypeAlias = tuple[LocalMember, list[SupervisorAction]]
+_SHELL_SIGKILL: Final = 128 + SIGKILL_NUMBER  # as a shell reports it
 
 
 # --------------------------------------------------------------------------------------------------------------- start
@@ -240,9 +147,7 @@ def on_task_ended(member: LocalMember, end: TaskEnded, now: StepClock) -> Member
         bind_failed=member.bind_failed
         or (end.rank == 0 and bad and early and not by_us and member.grant.node_rank == 0),
     )
-    actions: list[SupervisorAction] = (
-        [] if member.superseded else [SendEvent(event=_exit_event(member, end, by_us=by_us))]
-    )
+    actions: list[SupervisorAction] = [] if member.superseded else [exit_report(member, end, by_us=by_us)]
     if member.all_ended and member.phase in {MemberPhase.RUNNING, MemberPhase.STOPPING}:
         linger_ns = now.after(LINGER_S)
         timer_ns = linger_ns if member.phase is MemberPhase.RUNNING else min(member.timer_ns, linger_ns)
@@ -257,17 +162,7 @@ def on_hang(member: LocalMember, found: HangDetected) -> MemberTransition:
     """Report that the ranks make no steps. The head decides, because only it can stop the whole gang."""
     if member.phase is not MemberPhase.RUNNING or member.frozen_ns or member.superseded or member.stop_requested_ns:
         return member, []
-    key, silence = member.key, found.hang
-    event = MemberHung(
-        job_id=key.job_id,
-        epoch=key.epoch,
-        generation=key.generation,
-        node_id=member.grant.node_id,
-        silent_s=silence.silent_s,
-        limit_s=silence.limit_s,
-        step=silence.step,
-    )
-    return member, [SendEvent(event=event)]
+    return member, [hang_report(member, found)]
 
 
 def on_memory_exceeded(member: LocalMember, found: MemoryExceeded, now: StepClock) -> MemberTransition:
@@ -281,25 +176,16 @@ def on_memory_exceeded(member: LocalMember, found: MemoryExceeded, now: StepCloc
         why = f"setup ended: {found.use}"
         refusal = MemberStartFailed(key=member.key, why=why, charge=True, exit_code=_SHELL_SIGKILL)
         return kill(replace(member, refusal=refusal), now)
-    note = _note(member, f"{found.use}; killing its processes")
+    killing = note(member, f"{found.use}; killing its processes")
     member, actions = kill(replace(member, out_of_memory=member.stop_requested_ns == 0), now)
-    return member, [note, *actions]
+    return member, [killing, *actions]
 
 
 def on_readiness(member: LocalMember, found: ReadinessProbed) -> MemberTransition:
     """Report that a replica became ready or no longer answers. Its end is reported anyway."""
     if member.phase is not MemberPhase.RUNNING or member.superseded or member.stop_requested_ns:
         return member, []
-    key = member.key
-    event = ReadinessChanged(
-        job_id=key.job_id,
-        epoch=key.epoch,
-        generation=key.generation,
-        node_id=member.grant.node_id,
-        ready=found.ready,
-        why=replace_invalid_utf8(found.why),
-    )
-    return member, [SendEvent(event=event)]
+    return member, [readiness_report(member, found)]
 
 
 def run_sleep_hook(member: LocalMember, command: RunSleepHook) -> MemberTransition:
@@ -319,16 +205,7 @@ def on_sleep_hook_answered(member: LocalMember, found: SleepHookAnswered) -> Mem
     """Report the answer of a hook. Of a member that is asked to end, its end is reported instead."""
     if found.turn != member.hook_turn or member.phase is not MemberPhase.RUNNING or member.superseded:
         return member, []
-    key = member.key
-    answer = SleepHookEnded(
-        job_id=key.job_id,
-        epoch=key.epoch,
-        generation=key.generation,
-        node_id=member.grant.node_id,
-        turn=found.turn,
-        sleep=found.sleep,
-        why=replace_invalid_utf8(found.why),
-    )
+    answer = sleep_hook_answer(member, found)
     return replace(member, hook_answer=answer), [SendEvent(event=answer)]
 
 
@@ -372,7 +249,7 @@ def stop_page(key: MemberKey, command: StopTasks, now: StepClock) -> UpdateLease
 
 def kill(member: LocalMember, now: StepClock) -> MemberTransition:
     """Kill all processes of the member immediately. Idempotent."""
-    if member.phase in {MemberPhase.KILLING, MemberPhase.CLOSING, MemberPhase.STOPPED}:
+    if member.phase in LEASE_INDEPENDENT_PHASES:
         return member, []
     member = replace(
         member, phase=MemberPhase.KILLING, timer_ns=0, stop_requested_ns=member.stop_requested_ns or now.ns
@@ -408,7 +285,7 @@ def on_killed(member: LocalMember, done: MemberKilled, now: StepClock) -> Member
         return member, []
     if done.fault:
         text = f"killing its processes failed ({done.fault}); its devices stay in use; retrying in {KILL_AGAIN_S:.0f} s"
-        return replace(member, timer_ns=now.after(KILL_AGAIN_S)), [_note(member, text)]
+        return replace(member, timer_ns=now.after(KILL_AGAIN_S)), [note(member, text)]
     leftover = done.leftover
     if not leftover:
         member, ends = _report_held(member, now)
@@ -416,7 +293,7 @@ def on_killed(member: LocalMember, done: MemberKilled, now: StepClock) -> Member
         return member, [*ends, *actions]
     pids = ", ".join(str(pid) for pid in leftover[:8])
     text = f"processes {pids} survive SIGKILL (in an uninterruptible call?); their devices stay in use; retrying in {KILL_AGAIN_S:.0f} s"
-    return replace(member, timer_ns=now.after(KILL_AGAIN_S)), [_note(member, text)]
+    return replace(member, timer_ns=now.after(KILL_AGAIN_S)), [note(member, text)]
 
 
 def check_timers(member: LocalMember, now: StepClock) -> MemberTransition:
@@ -481,7 +358,7 @@ def on_lease_renewed(member: LocalMember, deadline_ns: int, now: StepClock, *, c
             MemberPhase.LINGERING,
         }
         return member, [page] if has_page else []
-    if not confirmed or member.phase in {MemberPhase.KILLING, MemberPhase.CLOSING, MemberPhase.STOPPED}:
+    if not confirmed or member.phase in LEASE_INDEPENDENT_PHASES:
         return member, []
     frozen_ns = max(0, now.ns - member.frozen_ns)
     setup = member.phase in {
@@ -493,59 +370,26 @@ def on_lease_renewed(member: LocalMember, deadline_ns: int, now: StepClock, *, c
     actions: list[SupervisorAction] = [] if setup else [UpdateLeasePage(key=member.key, deadline_ns=deadline_ns)]
     actions.append(ThawMember(key=member.key))
     if member.phase is MemberPhase.RUNNING:
-        actions.append(SendEvent(event=_froze_event(member, frozen_ns, thawed=True)))
+        actions.append(freeze_report(member, frozen_ns, thawed=True))
     return replace(member, frozen_ns=0), actions
 
 
 def on_freeze_finished(member: LocalMember, now: StepClock, *, frozen: bool) -> MemberTransition:
     """Kill a member that could not be frozen: it must not run without a lease."""
-    if (
-        frozen
-        or not member.frozen_ns
-        or member.phase in {MemberPhase.KILLING, MemberPhase.CLOSING, MemberPhase.STOPPED}
-    ):
+    if frozen or not member.frozen_ns or member.phase in LEASE_INDEPENDENT_PHASES:
         return member, []
     after, actions = _kill_frozen(member, now)
-    return after, [_note(member, "processes could not be frozen when the lease expired; killing them"), *actions]
+    return after, [note(member, "processes could not be frozen when the lease expired; killing them"), *actions]
 
 
 def _kill_frozen(member: LocalMember, now: StepClock) -> MemberTransition:
     frozen_ns = max(0, now.ns - member.frozen_ns)
     after, actions = kill(member, now)
     report = member.phase in {MemberPhase.STARTING, MemberPhase.RUNNING} and not member.superseded
-    return after, [SendEvent(event=_froze_event(member, frozen_ns, thawed=False)), *actions] if report else actions
+    return after, [freeze_report(member, frozen_ns, thawed=False), *actions] if report else actions
 
 
 # -------------------------------------------------------------------------------------------------------------- reports
-
-
-def ready_report(member: LocalMember) -> SendEvent:
-    """Report the result of preparation."""
-    assert member.ready is not None
-    key, node_id = member.key, member.grant.node_id
-    return SendEvent(
-        event=MemberReady(
-            job_id=key.job_id,
-            epoch=key.epoch,
-            generation=key.generation,
-            node_id=node_id,
-            port=member.ready.port,
-            resume=member.ready.resume,
-            bad_links=member.ready.bad_links,
-            clock_off_s=member.ready.clock_off_s,
-            service_port=member.ready.service_port,
-        )
-    )
-
-
-def started_report(member: LocalMember, now: StepClock) -> SendEvent:
-    """Report that all tasks are exec'd."""
-    key, node_id = member.key, member.grant.node_id
-    return SendEvent(
-        event=MemberStarted(
-            job_id=key.job_id, epoch=key.epoch, generation=key.generation, node_id=node_id, at_s=now.unix_s
-        )
-    )
 
 
 def on_checkpoint(member: LocalMember, report: CheckpointReported, now: StepClock) -> MemberTransition:
@@ -567,7 +411,7 @@ def report_last_checkpoint(member: LocalMember, now: StepClock) -> MemberTransit
     member, actions = _report_saved(member, now)
     if count:
         text = f"{count} checkpoints were not reported to the head: the job made more than {REPORTS_PER_S} a second, and newer ones are reported"
-        actions.append(_note(member, text))
+        actions.append(note(member, text))
     return member, actions
 
 
@@ -582,36 +426,6 @@ def _report_saved(member: LocalMember, now: StepClock) -> MemberTransition:
     if paths and not head_stores_checkpoints(prepare):  # else the head and the node remove them by themselves
         actions.append(RemoveCheckpoints(job_id=member.key.job_id, paths=paths, user=prepare.user))
     return replace(member, checkpoint_reports=member.checkpoint_reports.mark_reported(now.ns)), actions
-
-
-def _exit_event(member: LocalMember, end: TaskEnded, *, by_us: bool) -> TaskExited:
-    key = member.key
-    code, signal, note = end.code, end.signal, member.stop_why if by_us else ""
-    if end.status_unknown:
-        code, signal, note = None, _SIGKILL, "the process that waited for it was killed; its exit status is unknown"
-    exit = TaskExit(
-        rank=end.rank,
-        node_id=member.grant.node_id,
-        code=code,
-        signal=signal,
-        requested_by_phalanx=by_us,
-        ended_s=end.at_s,
-        note=note,
-        evidence=end.evidence,
-    )
-    return TaskExited(job_id=key.job_id, epoch=key.epoch, generation=key.generation, exit=exit)
-
-
-def _froze_event(member: LocalMember, frozen_ns: int, *, thawed: bool) -> MemberFrozen:
-    key = member.key
-    return MemberFrozen(
-        job_id=key.job_id,
-        epoch=key.epoch,
-        generation=key.generation,
-        node_id=member.grant.node_id,
-        frozen_s=frozen_ns / NS_PER_S,
-        thawed=thawed,
-    )
 
 
 def _terminate(
@@ -632,7 +446,3 @@ def _terminate(
 def _stop_reason(text: str) -> RankStopReason:
     """Return the reason by its lower-case name; an unknown one, of a newer head, counts as CANCELLED."""
     return RankStopReason.__members__.get(text.upper(), RankStopReason.CANCELLED)
-
-
-def _note(member: LocalMember, text: str) -> AppendNote:
-    return AppendNote(job_id=member.key.job_id, epoch=member.key.epoch, text=text)

@@ -61,7 +61,14 @@ from phalanx.node.logic.events import (
     TerminationRequested,
 )
 from phalanx.node.logic.lease import Lease
-from phalanx.node.logic.member import LocalMember, MemberPhase, MemberTransition, StepClock
+from phalanx.node.logic.local_member import (
+    LEASE_INDEPENDENT_PHASES,
+    LocalMember,
+    MemberPhase,
+    MemberTransition,
+    StepClock,
+)
+from phalanx.node.logic.member_reports import ready_report, started_report
 from phalanx.node.logic.utf8 import replace_invalid_utf8
 from phalanx.node.logic.variables import rendezvous
 
@@ -283,7 +290,7 @@ class Supervisor:
         if place < member.generation_id:
             return
         if member.phase is MemberPhase.RUNNING:
-            self._out.append(members.started_report(member, now))
+            self._out.append(started_report(member, now))
             return
         self._pass_barrier(slot, command, now)
 
@@ -340,9 +347,9 @@ class Supervisor:
         """Repeat a report that the head asks for again: it may have lost our answer."""
         match slot.member.phase:
             case MemberPhase.READY:
-                self._out.append(members.ready_report(slot.member))
+                self._out.append(ready_report(slot.member))
             case MemberPhase.RUNNING:
-                self._out.append(members.started_report(slot.member, now))
+                self._out.append(started_report(slot.member, now))
             case MemberPhase.STOPPED:
                 self._report_stopped(slot.member.key.job_id, slot.member.generation_id, now)
             case _:
@@ -408,7 +415,7 @@ class Supervisor:
         lapsed = self._lease.over(now.ns)
         asked = False
         for slot in list(self._slots.values()):
-            if lapsed and not slot.member.frozen_ns and slot.member.phase not in members.LEASE_INDEPENDENT_PHASES:
+            if lapsed and not slot.member.frozen_ns and slot.member.phase not in LEASE_INDEPENDENT_PHASES:
                 # A supervisor that never had a lease freezes what it prepares; no work is lost yet.
                 self._apply(slot, members.on_lease_expired(slot.member, self._lease.deadline_ns or now.ns, now))
                 asked = True
@@ -436,7 +443,7 @@ class Supervisor:
             due_ns = slot.due_ns()
             if due_ns and (due_ns < earliest_ns or not earliest_ns):
                 earliest_ns = due_ns
-            if not (leased or member.frozen_ns or phase in members.LEASE_INDEPENDENT_PHASES):
+            if not (leased or member.frozen_ns or phase in LEASE_INDEPENDENT_PHASES):
                 leased = True
         if leased:
             deadline_ns = self._lease.deadline_ns

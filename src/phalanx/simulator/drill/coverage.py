@@ -19,7 +19,7 @@ from phalanx.core.lifecycle.transitions import AttemptCase, TransitionContext, T
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.node.logic.events import CommandReceived, SupervisorEvent
-from phalanx.node.logic.member import LocalMember
+from phalanx.node.logic.local_member import LocalMember
 
 MemberStates = dict[JobId, tuple[Any, ...]]
 NO_STATE = "none"  # no member, no attempt
