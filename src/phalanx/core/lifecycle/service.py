@@ -124,11 +124,7 @@ def reconcile(
         now_s: Unix time, for records only.
     """
     if service.stopped_by:
-        after = replace(service, state=ServiceState.STOPPED, desired=0, detail="", rollout_s=None)
-        return ServiceStep(
-            service=service if after == service else after,
-            stop=tuple((one.job.id, f"service {service.id} was stopped") for one in replicas),
-        )
+        return _stop_all(service, replicas)
     news: list[str] = []
     why = _rollout_failure(service, revisions[service.revision], replicas)
     before, failed = service, service.revision
@@ -140,24 +136,16 @@ def reconcile(
     new = [one for one in replicas if one.revision == service.revision]
     old = [one for one in replicas if one.revision != service.revision]
     asleep = min(service.asleep, desired) if terms.sleep else 0
-    settled_new = _settled(new, asleep)
-    # Each replica that cannot wake is replaced by a fresh one; whichever is ready first stays.
-    stuck = sum(one.condition is ReplicaCondition.WAITING and one.since_s >= ROOM_WAIT_S for one in new)
-    spare = stuck if settled_new < desired else 0
     canary = service.canary
     beside = canary is not None and canary.revision == service.revision and not canary.completing
     if canary is not None and beside:
-        start, start_stable, stop = _beside(service, canary, desired, asleep, new, old)
+        start, start_stable, stop = _canary_changes(service, canary, desired, asleep, new, old)
     else:
-        gone = _sent_back_replicas(service, replicas)
-        stop = gone + _replaced(service, desired, asleep, new, _without(old, gone))
-        stop += _surplus(new, len(new) - desired - spare, f"{desired} replicas are wanted")
-        left = len(new) + len(old) - len(stop)
-        room = desired + spare + SURGE - left if len(old) > 0 else desired
-        start, start_stable = max(0, min(desired + spare - len(new), room)), 0
+        start, stop = _rollout_changes(service, desired, asleep, new, old)
+        start_stable = 0
     stopped = {job_id for job_id, _ in stop}
     served, replaced = service.served_revision, not beside and all(one.job.id in stopped for one in old)
-    if settled_new >= desired > 0 and replaced:
+    if _settled(new, asleep) >= desired > 0 and replaced:
         served = service.revision
         if service.served_revision != served or service.rollout_s is not None:
             news.append(f"revision {served} serves with {desired} of {desired} replicas")
@@ -197,6 +185,30 @@ def sent_back(service: Service, failure: str) -> Service:
     return replace(service, revision=service.served_revision, failure=failure, canary=canary)
 
 
+def _stop_all(service: Service, replicas: Sequence[Replica]) -> ServiceStep:
+    """The step of a service that was stopped."""
+    after = replace(service, state=ServiceState.STOPPED, desired=0, detail="", rollout_s=None)
+    return ServiceStep(
+        service=service if after == service else after,
+        stop=tuple((one.job.id, f"service {service.id} was stopped") for one in replicas),
+    )
+
+
+def _rollout_changes(
+    service: Service, desired: int, asleep: int, new: Sequence[Replica], old: Sequence[Replica]
+) -> tuple[int, tuple[tuple[JobId, str], ...]]:
+    """How many replicas of the revision to start, and which to stop, while it replaces all others."""
+    # Each replica that cannot wake is replaced by a fresh one; whichever is ready first stays.
+    stuck = sum(one.condition is ReplicaCondition.WAITING and one.since_s >= ROOM_WAIT_S for one in new)
+    spare = stuck if _settled(new, asleep) < desired else 0
+    gone = _sent_back_replicas(service, (*new, *old))
+    stop = gone + _replaced(service, desired, asleep, new, _without(old, gone))
+    stop += _surplus(new, len(new) - desired - spare, f"{desired} replicas are wanted")
+    left = len(new) + len(old) - len(stop)
+    room = desired + spare + SURGE - left if len(old) > 0 else desired
+    return max(0, min(desired + spare - len(new), room)), stop
+
+
 def _sent_back_replicas(service: Service, replicas: Sequence[Replica]) -> tuple[tuple[JobId, str], ...]:
     """The replicas of a canary that was sent back. They end at once, unless nothing else serves."""
     canary = service.canary
@@ -213,7 +225,7 @@ def _without(replicas: Sequence[Replica], stopped: tuple[tuple[JobId, str], ...]
     return [one for one in replicas if one.job.id not in ids] if ids else replicas
 
 
-def _beside(
+def _canary_changes(
     service: Service, canary: Canary, desired: int, asleep: int, new: Sequence[Replica], old: Sequence[Replica]
 ) -> tuple[int, int, tuple[tuple[JobId, str], ...]]:
     """How many replicas to start of the new revision and of the stable one, and which to stop, while both serve beside each other.
