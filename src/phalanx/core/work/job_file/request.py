@@ -96,9 +96,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         InvalidKey: an unknown key (with the nearest match), or an invalid value.
         BadRequest: valid values that contradict each other.
     """
-    given = {key: value for key, value in mapping.items() if value is not None}
-    for key in given:
-        check_key(key)
+    given = _given_keys(mapping)
     argv, script = command_of(given)
     array = read_key(given, "array", parse_array, None)
     name = job_name_of(given, argv, script)
@@ -143,13 +141,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         array="" if array is None else str(array),
         array_max=None if array is None else array.running_max,
         begin_s=read_key(given, "begin", lambda value: parse_begin_s(value, now_s=now_s), None),
-        topology=parse_topology_constraint(
-            role.gpus,
-            within=read_text(given, "within"),
-            prefer=read_text(given, "prefer"),
-            slice_nodes=read_number(given, "slice", low=1, high=_NODES_MAX) or 0,
-            slice_within=read_text(given, "slice_within"),
-        ),
+        topology=_topology(given, role),
         reservation=read_text(given, "reservation").strip(),
         preemptible=read_flag(given, "preemptible", default=service is None),
         saves_on_stop=read_flag(given, "saves_on_stop"),
@@ -161,15 +153,37 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         planned_speeds=parse_speeds(read_table(given, "planned_speeds"), key="planned_speeds"),
         service=service,
     )
-    if role.others:
+    _check_combinations(spec, given)
+    _bounded(spec)
+    return spec
+
+
+def _given_keys(mapping: Mapping[str, object]) -> dict[str, object]:
+    """The keys with a value.
+
+    Raises:
+        InvalidKey: an unknown key.
+    """
+    given = {key: value for key, value in mapping.items() if value is not None}
+    for key in given:
+        check_key(key)
+    return given
+
+
+def _check_combinations(spec: JobSpec, given: Mapping[str, object]) -> None:
+    """Reject what cannot be combined.
+
+    Raises:
+        InvalidKey: a terminal with an array or an image.
+        BadRequest: what a gang of several roles cannot have.
+    """
+    if spec.role.others:
         _check_roles(spec)
     for key in ("array", "image"):
         if spec.terminal and given.get(key):
             raise InvalidKey(
                 f"terminal and {key} cannot be combined", key="terminal", hint=f"leave out {key}, or terminal"
             )
-    _bounded(spec)
-    return spec
 
 
 def _role(
@@ -320,6 +334,16 @@ def _dependencies(given: Mapping[str, object], array: ArrayRequest | None) -> tu
             hint=f"write afterok:{pairs.job_id}, or add array: with the same elements",
         )
     return found
+
+
+def _topology(given: Mapping[str, object], role: Role) -> TopologyConstraint:
+    return parse_topology_constraint(
+        role.gpus,
+        within=read_text(given, "within"),
+        prefer=read_text(given, "prefer"),
+        slice_nodes=read_number(given, "slice", low=1, high=_NODES_MAX) or 0,
+        slice_within=read_text(given, "slice_within"),
+    )
 
 
 def _hosts(given: Mapping[str, object], key: str) -> tuple[NodeId, ...]:

@@ -147,16 +147,9 @@ def convert_script(
         check_whole_gpus(shape.mapping, 0)
         options.notes += component_notes(components)
     workdir = options.text("chdir") or folder
-    slurm: dict[str, str] = {
+    slurm = {
         **shape.slurm,
-        **script_files(options),
-        **_remembered(options),
-        "args": json.dumps(list(args)),
-        "submit_dir": folder,
-        "partition": options.text("partition"),
-        "account": options.text("account"),
-        "signal": script_signal(options),
-        ARRAY_SETTING: options.text("array").partition("%")[0],
+        **_settings(options, args, folder),
         "components": _components(others, shards_per_gpu, options.notes),
     }
     mapping: dict[str, object] = {
@@ -184,11 +177,16 @@ def convert_script(
         partition=options.text("partition").partition(",")[0],
         account=options.text("account"),
         export=options.text("export") or "ALL",
-        exclusive=tuple(
-            number
-            for number, own in enumerate(components)
-            if "exclusive" in own and own["exclusive"].value not in {"user", "mcs"}
-        ),
+        exclusive=_exclusive_components(components),
+    )
+
+
+def _exclusive_components(components: Sequence[ComponentOptions]) -> tuple[int, ...]:
+    """The numbers of the components whose nodes are the job's alone."""
+    return tuple(
+        number
+        for number, own in enumerate(components)
+        if "exclusive" in own and own["exclusive"].value not in {"user", "mcs"}
     )
 
 
@@ -203,7 +201,21 @@ def _components(others: Sequence[ComponentOptions], shards_per_gpu: int, notes: 
     return json.dumps(found) if found else ""
 
 
-def _remembered(options: ScriptOptions) -> dict[str, str]:
+def _settings(options: ScriptOptions, args: Sequence[str], folder: str) -> dict[str, str]:
+    """The settings of the script for its nodes, without its shape; an empty one is not given."""
+    return {
+        **script_files(options),
+        **_repeated_options(options),
+        "args": json.dumps(list(args)),
+        "submit_dir": folder,
+        "partition": options.text("partition"),
+        "account": options.text("account"),
+        "signal": script_signal(options),
+        ARRAY_SETTING: options.text("array").partition("%")[0],
+    }
+
+
+def _repeated_options(options: ScriptOptions) -> dict[str, str]:
     """Options that the job's variables repeat."""
     container = {
         option.removeprefix("container-"): options.text(option)
