@@ -291,7 +291,13 @@ def test_every_method_has_a_word_and_words_are_read_back():
         ({"method": "grpo", "group": "0"}, "group: '0' is not a positive integer"),
         (
             {"method": "dpo", "stack": "phalanx"},
-            "stack: phalanx trains on text only, not on answers that are compared (dpo)",
+            "phalanx trains on text only, not on answers that are compared (dpo)",
+        ),
+        ({"method": "grpo", "stack": "torchtitan"}, "torchtitan trains on text only"),
+        ({"method": "dpo-lora", "stack": "phalanx"}, "phalanx has no method lora, only full"),
+        (
+            {"method": "full", "stack": "transformers-gptq", "precision": "fp16"},
+            "transformers-gptq has no method full, only qlora",
         ),
         (
             {"method": "grpo", "group": "7", "global_batch": "512"},

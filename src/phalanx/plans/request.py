@@ -152,26 +152,18 @@ def _machine(
 
 
 def _stack(named: Stack | None, training: TrainingInputs, precision: str, notes: list[str]) -> Stack:
-    """Return the named stack, which must train by this method, else the default."""
+    """Return the named stack, else the default."""
     from phalanx.planner.facts.coefficient_table import default_stack
 
-    compares = training.objective is not Objective.CROSS_ENTROPY
-    if named is None:
-        return default_stack(
-            training.model,
-            precision,
-            notes,
-            adapters=training.method is not TrainingMethod.FULL,
-            preferences=compares,
-            writes=training.objective is Objective.GRPO,
-            offload=training.offload is not Offload.NONE,
-        )
-    if compares and not named.compares:
-        raise BadRequest(
-            f"stack: {named.name} trains on text only, not on answers that are compared ({training.objective.value})",
-            hint="use --stack transformers, verl or nemo-rl",
-        )
-    return named
+    return named or default_stack(
+        training.model,
+        precision,
+        notes,
+        adapters=training.method is not TrainingMethod.FULL,
+        preferences=training.objective is not Objective.CROSS_ENTROPY,
+        writes=training.objective is Objective.GRPO,
+        offload=training.offload is not Offload.NONE,
+    )
 
 
 def _arguments(options: Mapping[str, Any]) -> str:

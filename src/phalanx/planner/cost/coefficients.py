@@ -124,6 +124,7 @@ class Stack:
         graphs: can replay its step from CUDA graphs.
         sleeps: states and weights leave the device while the model writes answers.
         reference_on_host: the reference lies in the memory of the host, and is exchanged with the model to score.
+        methods: what it trains (`TrainingMethod`); all where empty.
         optimizers: supported ones (`OptimizerKind`); all where empty.
         whole_gradients: under ZeRO 2, all micro-batches but the last add to unsharded gradients (FSDP) instead of reducing each time.
         accumulates_whole: under ZeRO 3 too, all micro-batches but the last add to whole gradients, in the width in which they are reduced.
@@ -183,6 +184,7 @@ class Stack:
     graphs: bool = False
     sleeps: bool = False
     reference_on_host: bool = False
+    methods: tuple[str, ...] = ()
     optimizers: tuple[str, ...] = ()
     whole_gradients: bool = False
     accumulates_whole: bool = False

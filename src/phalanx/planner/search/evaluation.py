@@ -18,7 +18,7 @@ from phalanx.planner.cost.machine import Gpu
 from phalanx.planner.cost.memory import estimate_memory, exceeds_memory
 from phalanx.planner.cost.optimizers import Offload, OptimizerKind
 from phalanx.planner.cost.step_time import StepTime, StepTimeCalculator
-from phalanx.planner.cost.training_task import TrainingMethod, TrainingTask
+from phalanx.planner.cost.training_task import Objective, TrainingMethod, TrainingTask
 from phalanx.planner.cost.uncertainty import interval_s
 from phalanx.planner.search.candidates import Z3
 from phalanx.planner.search.request import CheckpointEstimate, EvaluatedLayout, LayoutRequest
@@ -157,7 +157,7 @@ def validate_request(request: LayoutRequest) -> None:
     """Validate a request.
 
     Raises:
-        BadRequest: a size is not positive, the device lacks the precision, or the nodes have no network.
+        BadRequest: a size is not positive, the device lacks the precision, the nodes have no network, or the stack lacks what is asked.
     """
     for name, value in (("seq", request.seq), ("global batch", request.global_batch), ("GPUs", request.machine.gpus)):
         if value < 1:
@@ -171,6 +171,7 @@ def validate_request(request: LayoutRequest) -> None:
     have = sorted({*gpu.flops, *gpu.best_flops})
     if request.precision not in have:
         raise BadRequest(f"{gpu.name} does not support {request.precision}", hint=f"it supports {', '.join(have)}")
+    _validate_method(request)
     if request.precision not in request.stack.precisions:
         raise BadRequest(
             f"{request.stack.name} does not train in {request.precision}",
@@ -179,6 +180,22 @@ def validate_request(request: LayoutRequest) -> None:
             else Hint(HintCode.GIVE_VALUE, key="precision", value=request.stack.precisions[0]),
         )
     _validate_optimizer(request)
+
+
+def _validate_method(request: LayoutRequest) -> None:
+    stack, writes = request.stack, request.objective is Objective.GRPO
+    able = "transformers"
+    if request.model.mixture is not None:
+        able = "nemo-rl" if writes and request.method is TrainingMethod.FULL else "megatron-core"
+    hint = Hint(HintCode.GIVE_VALUE, key="stack", value=able)
+    if stack.methods and request.method.value not in stack.methods:
+        raise BadRequest(
+            f"{stack.name} has no method {request.method.value}, only {', '.join(stack.methods)}", hint=hint
+        )
+    if request.objective is not Objective.CROSS_ENTROPY and not stack.compares:
+        raise BadRequest(
+            f"{stack.name} trains on text only, not on answers that are compared ({request.objective.value})", hint=hint
+        )
 
 
 def _validate_optimizer(request: LayoutRequest) -> None:
