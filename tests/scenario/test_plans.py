@@ -377,7 +377,7 @@ WHY = [
         make_fleet("r: n0=8").runs(element(0, 1), "n0:0"),
         element(1, 1),
         "array_limit",
-        "of its array 1 element runs; at most 1 may",
+        "1 element of its array runs; at most 1 may",
     ),
     (
         make_fleet("r: n0=8").with_queues(queue("q", open=False)),

@@ -14,8 +14,6 @@ from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.states import AttemptState as AttemptState  # noqa: PLC0414  # most modules need the records too, and take it from here
 
 FIRST_GENERATION: Final = Generation(0)
-
-
 TIME_LIMIT_NOTE: Final = "time limit"  # on exits of tasks that a supervisor itself ended at the job's time limit
 
 

@@ -16,11 +16,7 @@ from phalanx.core.work.states import JobState as JobState  # noqa: PLC0414  # mo
 from phalanx.core.work.states import WaitReasonCode as WaitReasonCode  # noqa: PLC0414  # most modules need the records too, and take it from here
 
 NO_EPOCH: Final = Epoch(0)  # a job without an attempt
-
-
 COPY_NAME: Final = "data-of-"  # of a job that copies data for another, whose id follows
-
-
 BACKOFF_MAX_S: Final = 60.0  # longest wait between two failed starts
 
 

@@ -1,9 +1,9 @@
 """Which changes would start a waiting job now: the smallest ones, each verified by scheduling the changed state.
 
 A change is only reported if the job starts in a plan made with it, or soon after: a priority may have to wait for the end of a guaranteed run,
-and then says how long. Candidates are filtered on the board of the present state first, since
-a trial costs a whole board. The smallest change costs the owner least: a release before a shorter limit, another shape before fewer GPUs,
-the job's own changes before those of an operator; waiting for other jobs is always included if it helps.
+and its text says how long. Candidates are filtered on the board of the present state first, since a trial costs a whole board. The
+smallest change costs the owner least: a release before a shorter limit, another shape before fewer GPUs, the job's own changes before those
+of an operator; waiting for other jobs is always included if it helps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Final
+from typing import Final, TypeVar
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.fitness import FULL_DISK
@@ -36,6 +36,8 @@ from phalanx.core.work.job_file.launchers import single_node_launcher
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas.quota_tree import QuotaRefusal
 from phalanx.core.work.spec import LaunchMode
+
+_Answer = TypeVar("_Answer")
 
 CHANGES_MAX: Final = 5  # changes reported
 WAITED_JOBS_MAX: Final = 16  # jobs to wait for that are reported as a change; if there are more, see `blockers`
@@ -160,11 +162,16 @@ class CounterfactualSearch:
         return found
 
     def _starts(self, snapshot: Snapshot) -> bool:
+        return self._try(snapshot, lambda trial: trial.starts(self.job.id))
+
+    def _try(self, snapshot: Snapshot, read: Callable[[Trial], _Answer]) -> _Answer:
+        """Schedule the changed state, count it, and return what `read` finds there."""
         self.trials += 1
         trial = what_if(snapshot, self._live, self.scheduler.order_rules)
-        starts = trial.starts(self.job.id)
-        trial.release()
-        return starts
+        try:
+            return read(trial)
+        finally:
+            trial.release()
 
     def _candidate(self, kind: ChangeKind, text: str, key: str, value: object, job: Job) -> _Candidate:
         return _Candidate(
@@ -332,20 +339,18 @@ class CounterfactualSearch:
 
     def _delay_with_priority(self, priority: int) -> float | None:
         """After how long it starts with this priority: 0 for now, at most SOON_S until guaranteed runs end; None if it does not."""
-        self.trials += 1
         snapshot = modified_snapshot(self.snapshot, job=self._with_spec(priority=priority))
-        trial = what_if(snapshot, self._live, self.scheduler.order_rules)
-        try:
-            if trial.starts(self.job.id):
-                return 0.0
-            entry, now_s = trial.scheduler.entries.get(self.job.id), trial.scheduler.now_s
-            later = NO_LATER_STOPS if entry is None else trial.scheduler.policy.later_stops(entry, now_s)
-            if not later.jobs or later.reason is not StopReason.PRIORITY:
-                return None
-            delay_s = max(other.placed_s for other in later.jobs) + later.after_s - now_s
-            return float(max(1, ceil(delay_s))) if delay_s <= SOON_S else None
-        finally:
-            trial.release()
+        return self._try(snapshot, self._delay_s)
+
+    def _delay_s(self, trial: Trial) -> float | None:
+        if trial.starts(self.job.id):
+            return 0.0
+        entry, now_s = trial.scheduler.entries.get(self.job.id), trial.scheduler.now_s
+        later = NO_LATER_STOPS if entry is None else trial.scheduler.policy.later_stops(entry, now_s)
+        if not later.jobs or later.reason is not StopReason.PRIORITY:
+            return None
+        delay_s = max(other.placed_s for other in later.jobs) + later.after_s - now_s
+        return float(max(1, ceil(delay_s))) if delay_s <= SOON_S else None
 
     def _fewer(self) -> Iterator[_Candidate]:
         """The most GPUs that fit now."""

@@ -124,7 +124,7 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
     if throttle is not None and throttle.running >= throttle.running_max:
         return WaitReason(
             reason=WaitReasonCode.ARRAY_LIMIT,
-            detail=f"of its array {throttle.running} element{'s run' if throttle.running != 1 else ' runs'}; at most {throttle.running_max} may",
+            detail=f"{throttle.running} {'element of its array runs' if throttle.running == 1 else 'elements of its array run'}; at most {throttle.running_max} may",
         )
     refusal = board.refusal_of(klass)
     # If no device is free in the whole fleet, the quota is not the reason.
