@@ -134,29 +134,11 @@ def simulate(**options: Any) -> None:
     phalanx simulate --family overload --seed 1 --compare las,default
     phalanx simulate --trace pods.csv --fleet nodes.csv --inflate 1.3 --compare fgd,best-fit --seeds 42-51
     """  # noqa: D301  # \b is a click marker
-    from phalanx.cli.list_output import to_json
-    from phalanx.cli.simulate.packing import check_fill, fill_fleet
-
     _check_source(options)
     if options["inflate"] is not None:
-        names = policy_names(options)
-        check_fill(options, names)
-        quiet = options["as_json"]
-        fill_fleet(
-            options,
-            names,
-            load_trace(options),
-            load_fleet(options),
-            lambda title: progress_bar(title, 1, quiet=quiet),
-        )
+        _fill(options)
         return
-    if options["seeds"] is not None or options["trace_first"]:
-        name = "--trace-first" if options["seeds"] is None else "--seeds"
-        raise BadRequest(f"{name} is for --inflate", hint="add --inflate 1.3, or use --seed for a replay in time")
-    if not math.isfinite(options["restart_cost"]):
-        raise BadRequest(
-            f"--restart-cost {options['restart_cost']} is not a number of seconds", hint="--restart-cost 60"
-        )
+    _check_replay(options)
     _check_outputs(options)
     trace, nodes = load_trace(options), load_fleet(options)
     names = policy_names(options)
@@ -188,19 +170,31 @@ def simulate(**options: Any) -> None:
     }
     _write(runs, options, summary)  # before printing: a closed pipe (`| head`) must not prevent the files
     if options["as_json"]:
-        found = [
-            {
-                "policy": setting.policy,
-                "rents": bool(setting.pools),
-                **run.report.as_dict(),
-                **_queues(run, options),
-                **summary,
-            }
-            for run, setting in zip(runs, settings, strict=True)
-        ]
-        print(to_json(found if len(found) > 1 or options["compare"] else found[0], indent=2))
+        _print_json(runs, settings, summary, options)
     else:
         _print(runs, summary, per_queue=options["per_queue"])
+
+
+def _fill(options: dict[str, Any]) -> None:
+    """Fill the fleet with the jobs of the trace, instead of a replay in time."""
+    from phalanx.cli.simulate.packing import check_fill, fill_fleet
+
+    names = policy_names(options)
+    check_fill(options, names)
+    quiet = options["as_json"]
+    fill_fleet(
+        options, names, load_trace(options), load_fleet(options), lambda title: progress_bar(title, 1, quiet=quiet)
+    )
+
+
+def _check_replay(options: dict[str, Any]) -> None:
+    if options["seeds"] is not None or options["trace_first"]:
+        name = "--trace-first" if options["seeds"] is None else "--seeds"
+        raise BadRequest(f"{name} is for --inflate", hint="add --inflate 1.3, or use --seed for a replay in time")
+    if not math.isfinite(options["restart_cost"]):
+        raise BadRequest(
+            f"--restart-cost {options['restart_cost']} is not a number of seconds", hint="--restart-cost 60"
+        )
 
 
 def _check_source(options: dict[str, Any]) -> None:
@@ -421,6 +415,23 @@ def _queues(run: Any, options: dict[str, Any]) -> dict[str, Any]:
     from phalanx.simulator.queue_report import queue_reports
 
     return {"queues": [one.as_dict() for one in queue_reports(run.parts)]} if options["per_queue"] else {}
+
+
+def _print_json(runs: list[Any], settings: list[Any], summary: dict[str, Any], options: dict[str, Any]) -> None:
+    """Print one object, or with --compare a list of them."""
+    from phalanx.cli.list_output import to_json
+
+    found = [
+        {
+            "policy": setting.policy,
+            "rents": bool(setting.pools),
+            **run.report.as_dict(),
+            **_queues(run, options),
+            **summary,
+        }
+        for run, setting in zip(runs, settings, strict=True)
+    ]
+    print(to_json(found if len(found) > 1 or options["compare"] else found[0], indent=2))
 
 
 def _print(runs: list[Any], summary: dict[str, Any], *, per_queue: bool) -> None:
