@@ -82,7 +82,7 @@ def step_overhead(pairs: int) -> list[Figure]:
     ratios, by_hand_ms, launched_ms = [], [], []
     load = os.getloadavg()[
         0
-    ]  # of other work: with any, the figure says how the kernel shares the cores, not what a launch costs
+    ]  # of other work: with any, the figure is how the kernel shares the cores, not what a launch costs
     with cluster("1x2") as head:
         for pair in range(pairs):
             hand, launched = _pair(head, order)

@@ -172,19 +172,18 @@ def _samples(asked: LayoutRequest, first: EvaluatedLayout) -> ShownSamples | Non
 def _host_notes(asked: LayoutRequest, shown: Sequence[LayoutFigures]) -> list[str]:
     """Return what is assumed of the host, and what makes its update slow."""
     machine = asked.machine
-    sized = []
-    if any(one.host_bytes for one in shown) and machine.host_memory_bytes is None:
-        sized = ["the memory of a host is not known, so its size is not checked; give it with --host-memory"]
-    elif any(one.host_bytes for one in shown) and machine.host_memory_fact.source:
-        sized = [
-            f"each host is assumed to have {format_bytes(machine.host_memory_bytes or 0.0)}: {machine.host_memory_fact.source}"
-        ]
+    notes = []
+    if any(one.host_bytes for one in shown):
+        if machine.host_memory_bytes is None:
+            notes.append("the memory of a host is not known, so its size is not checked; give it with --host-memory")
+        elif machine.host_memory_fact.source:
+            size = format_bytes(machine.host_memory_bytes)
+            notes.append(f"each host is assumed to have {size}: {machine.host_memory_fact.source}")
     if asked.offload is Offload.NONE or not shown:
-        return sized
-    notes = [
-        *sized,
-        f"the host's memory is assumed to have {machine.host_bytes_per_s / GB:,.0f} GB/s: {machine.host_fact.source}",
-    ]
+        return notes
+    notes.append(
+        f"the host's memory is assumed to have {machine.host_bytes_per_s / GB:,.0f} GB/s: {machine.host_fact.source}"
+    )
     if machine.gpus_per_node > 1:
         slow_s = one_thread_s(training_task(asked), shown[0].layout)
         notes.append(

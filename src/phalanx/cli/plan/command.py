@@ -14,7 +14,7 @@ from phalanx.cli.plan.counted_page import counted_options, print_counted_plan
 from phalanx.cli.plan.serving_options import print_serving_plan, refuse_without_serve, serving_options
 from phalanx.cli.terminal import terminal
 from phalanx.core.errors import BadRequest
-from phalanx.plans.option_words import GRAPHS, METHODS, OFFLOADS, PACKINGS, PLAN_DEFAULTS
+from phalanx.plans.option_words import GRAPHS, METHODS, OFFLOADS, PACKINGS, PLAN_DEFAULTS, flag_of
 
 
 @click.command()
@@ -181,10 +181,10 @@ def plan(**options: Any) -> int:
 def _refuse_without_module(options: dict[str, Any]) -> None:
     if options["model"] is None:
         raise BadRequest("there is no MODEL", hint="phalanx plan llama-3-8b --gpus h100:8")
-    for name, flag in (("inputs", "input"), ("python", "python")):
+    for name in ("inputs", "python"):
         if options[name]:
             raise BadRequest(
-                f"--{flag} needs --module", hint="phalanx plan --module my_models:build --input 8x3x224x224"
+                f"--{flag_of(name)} needs --module", hint="phalanx plan --module my_models:build --input 8x3x224x224"
             )
 
 

@@ -9,17 +9,11 @@ from typing import Any, TypeVar
 import click
 
 from phalanx.cli.terminal import terminal
+from phalanx.plans.option_words import flag_of
 
 _ROLLOUT = ("prompt_tokens", "answer_tokens")
 F = TypeVar("F", bound=Callable[..., Any])
-_SERVE_ONLY = {
-    "users": "users",
-    "prompt_tokens": "in",
-    "answer_tokens": "out",
-    "ttft": "ttft",
-    "tpot": "tpot",
-    "think": "think",
-}
+_SERVE_ONLY = ("users", *_ROLLOUT, "ttft", "tpot", "think")
 
 
 def serving_options(command: F) -> F:
@@ -66,9 +60,9 @@ def refuse_without_serve(options: Mapping[str, Any]) -> None:
     from phalanx.core.errors import BadRequest
 
     writes = str(options["method"]).startswith("grpo")
-    for name, flag in _SERVE_ONLY.items():
+    for name in _SERVE_ONLY:
         if options[name] is not None and not (writes and name in _ROLLOUT):
-            raise BadRequest(f"--{flag} needs --serve", hint="phalanx plan MODEL --serve --users 200")
+            raise BadRequest(f"--{flag_of(name)} needs --serve", hint="phalanx plan MODEL --serve --users 200")
 
 
 def print_serving_plan(options: Mapping[str, Any]) -> int:

@@ -18,8 +18,8 @@ class Physics:
     Attributes:
         matmul_share: share of the best measured matrix rate that is sustained over a whole step (heat, clocks, unlucky shapes).
         untuned_share: share of the peak that is assumed where no best measured rate is published.
-        untuned_watt: this share for a GPU of NVIDIA with bf16 and a teraflop per watt.
-        untuned_power: by how much that one falls with e times as many.
+        untuned_at_tflop_per_watt: the same for a GPU of NVIDIA that has bf16, and a peak of one TFLOP/s for each watt.
+        untuned_fall: by how much that share is lower with e times as many TFLOP/s for each watt.
         matmul_bytes: share of a product's memory traffic that its arithmetic does not hide.
         fp8_share: share of the best measured fp8 rate, in addition to `matmul_share`.
         fp8_cast: passes over the operands to convert them to fp8, relative to three per activation and one per weight.
@@ -47,8 +47,8 @@ class Physics:
 
     matmul_share: float
     untuned_share: float
-    untuned_watt: float
-    untuned_power: float
+    untuned_at_tflop_per_watt: float
+    untuned_fall: float
     matmul_bytes: float
     fp8_share: float
     fp8_cast: float

@@ -40,7 +40,7 @@ NARROW: tuple[str, ...] = ("fp8", "nvfp4")
 """Precisions whose products have operands of a byte or less, cast from 16 bits. Everything else stays in 16 bits."""
 
 _UNTUNED_MOST: float = 0.95
-"""Most of its peak that a GPU is taken to reach in products. Source: an L20 reaches 0.88 to 0.96, see `untuned_watt` in coefficients.csv."""
+"""Most of its peak that a GPU is taken to reach in products. Source: an L20 reaches 0.88 to 0.96, see `untuned_at_tflop_per_watt` in coefficients.csv."""
 
 TILE_ROWS: float = 128.0
 """Rows of one tile of a matrix product. Each expert's last tile is half empty on average. Source: 128 x 128 and 128 x 256 tiles of CUTLASS."""
@@ -127,7 +127,8 @@ def _untuned_share(gpu: Gpu, physics: Physics) -> float:
     if "bf16" not in gpu.flops or gpu.link_kind == "xgmi" or not gpu.watts or gpu.virtual:
         return physics.untuned_share
     return min(
-        _UNTUNED_MOST, physics.untuned_watt - physics.untuned_power * math.log(gpu.flops["bf16"] / 1e12 / gpu.watts)
+        _UNTUNED_MOST,
+        physics.untuned_at_tflop_per_watt - physics.untuned_fall * math.log(gpu.flops["bf16"] / 1e12 / gpu.watts),
     )
 
 

@@ -77,7 +77,9 @@ def evaluate_layout(
 ) -> EvaluatedLayout:
     """Evaluate one layout, whether it fits or not."""
     step = (costs or step_time_calculator(request)).step_time(layout)
-    held = estimate_memory(training_task(request), layout, request.machine.gpu, request.stack)
+    task = training_task(request)
+    held = estimate_memory(task, layout, request.machine.gpu, request.stack)
+    over_host = exceeds_host(held.host_bytes, layout, request.machine)
     low_s, high_s = interval_s(
         step,
         request.physics,
@@ -88,7 +90,6 @@ def evaluate_layout(
     )
     slowdown = request.machine.measured.slowdown if request.machine.measured is not None else 1.0
     low_s, middle_s, high_s = low_s * slowdown, step.total_s * slowdown, high_s * slowdown
-    task = training_task(request)
     step_tokens = layout.global_batch * request.mean_seq * task.sequences
     tokens_per_s = step_tokens / middle_s
     train = hours = cost = None
@@ -111,7 +112,8 @@ def evaluate_layout(
         gpu_hours=hours,
         cost_usd=cost,
         host_bytes=held.host_bytes * ranks_of_node(layout, request.machine),
-        fits=not exceeds_memory(held) and not exceeds_host(held.host_bytes, layout, request.machine),
+        fits=not exceeds_memory(held) and not over_host,
+        exceeds_host=over_host,
         host_limit_bytes=request.machine.host_memory_bytes,
         tight_on_host=is_tight_on_host(held.host_bytes, layout, request.machine),
         why=why,

@@ -81,7 +81,7 @@ class EvaluatedLayout:
         mfu: model FLOP/s over the dense 16-bit peak of the devices, without recomputation.
         train_s, gpu_hours, cost_usd: for all tokens, as (low, expected, high), without failures; None without tokens or price.
         host_bytes: in the memory of one host, for all its ranks; `tight_on_host` if it may have no room for the buffers beside them;
-            `host_limit_bytes`: that memory, if it is known.
+            `host_limit_bytes`: that memory, if it is known; `exceeds_host` if it stores more there.
         fits: it is expected to fit into device memory (`core.performance.memory.refused`).
         why: reason to choose it, or why it is worse than the best.
     """
@@ -100,13 +100,9 @@ class EvaluatedLayout:
     host_bytes: float = 0.0
     tight_on_host: bool = False
     host_limit_bytes: float | None = None
+    exceeds_host: bool = False
     fits: bool = True
     why: str = ""
-
-    @property
-    def exceeds_host(self) -> bool:
-        """Whether it stores more on a host than its memory, where that is known."""
-        return self.host_limit_bytes is not None and self.host_bytes > self.host_limit_bytes
 
     @property
     def is_tight(self) -> bool:
