@@ -503,7 +503,7 @@ def test_attention_kernels_are_told_apart_by_their_version():
 @pytest.mark.parametrize(
     ("watts", "tflops", "share"), [(275, 119.5, 0.92), (400, 312, 0.87), (700, 989, 0.80), (1000, 2250, 0.78)]
 )
-def test_a_rate_that_nobody_has_measured_follows_from_flops_per_watt(watts, tflops, share):
+def test_an_unmeasured_rate_follows_from_flops_per_watt(watts, tflops, share):
     """L20: github:DefTruth/CUDA-Learn-Notes hgemm; A100, H100, B200: ml-engineering compute/accelerator."""
     gpu = replace(find_gpu("rtx-4090").gpu, watts=watts, flops={"bf16": tflops * 1e12}, best_flops={})
     assert best_flops(gpu, physics(), "bf16") / (tflops * 1e12) == pytest.approx(share, abs=0.02)

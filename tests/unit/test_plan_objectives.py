@@ -12,7 +12,9 @@ from phalanx.cli.root import main
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.layouts.layout import parse_layout
+from phalanx.planner.cost.host_memory import copy_s
 from phalanx.planner.cost.memory import MemoryItem, estimate_memory
+from phalanx.planner.cost.optimizers import OptimizerKind
 from phalanx.planner.cost.sequence_lengths import SequenceBatching, SequenceLengths, untruncated_mean
 from phalanx.planner.cost.step_time import StepItem, step_time
 from phalanx.planner.cost.training_task import Objective, TrainingMethod, TrainingTask
@@ -22,7 +24,7 @@ from phalanx.planner.facts.model_argument import parse_model_argument
 from phalanx.planner.facts.serving_facts import find_serving_speed
 from phalanx.planner.search.evaluation import complete_layout, evaluate_layout, rollout_timer
 from phalanx.planner.search.request import LayoutRequest
-from phalanx.planner.serving.rollout import RolloutRequest
+from phalanx.planner.serving.rollout import PAGEABLE_SHARE, RolloutRequest
 from phalanx.plans.method import method_words, parse_method
 from phalanx.plans.option_words import METHODS
 from tests.planned import planned
@@ -222,6 +224,17 @@ def test_each_stack_pays_for_what_its_code_moves():
     assert found["nemo-rl"].reference_s > 0.0 == found["verl"].reference_s
     # What sleeps leaves its memory to the cache.
     assert timers["nemo-rl"](layout, 60e9).write_s == found["nemo-rl"].write_s < timers["verl"](layout, 60e9).write_s
+
+
+def test_states_that_sleep_move_in_the_size_of_their_optimizer():
+    layout = parse_layout("fsdp=8,mbs=4,accumulate=64")
+    request = written(stack="nemo-rl-dtensor")
+    wide, narrow = (
+        rollout_timer(replace(request, optimizer=kind))(layout, 20e9).handover_s
+        for kind in (OptimizerKind.ADAMW, OptimizerKind.ADAMW_8BIT)
+    )
+    saved_bytes = (8.0 - 2.0 - 8.0 / 256.0) * request.model.parameters / 8  # of the moments on a rank
+    assert wide - narrow == pytest.approx(2.0 * copy_s(saved_bytes, layout, H100S) / PAGEABLE_SHARE, rel=1e-3)
 
 
 def test_updates_empty_the_pipeline_and_exchange_gradients_each_time():

@@ -21,6 +21,7 @@ from phalanx.planner.cost.coefficients import Stack
 from phalanx.planner.cost.collectives import RankNetwork
 from phalanx.planner.cost.host_memory import copy_s
 from phalanx.planner.cost.machine import Machine
+from phalanx.planner.cost.optimizers import optimizer_state_bytes
 from phalanx.planner.cost.sequence_lengths import SequenceBatching, SequenceLengths
 from phalanx.planner.cost.step_time import RolloutSeconds
 from phalanx.planner.cost.training_task import TrainingMethod, TrainingTask, rank_parameters, updated_parameters
@@ -199,7 +200,7 @@ class RolloutTimer:
         gather_s = 0.0 if whole else self.network.group(layout.ranks, 1).all_gather_s(size)
         moved = 0.0
         if self.stack.sleeps:
-            states = updated_parameters(self.task, layout) * self.stack.state_bytes
+            states = updated_parameters(self.task, layout) * optimizer_state_bytes(self.stack, self.task.optimizer)
             moved = 2.0 * self._paged_s(states + self._weight_bytes(layout), layout)
         return SLEEP_S + tensors * TENSOR_S + size / LOADED_BYTES_PER_S + gather_s + moved
 
