@@ -23,8 +23,9 @@ from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueI
 from phalanx.core.state.reports import MemberReady, MemberStarted
 from phalanx.core.units import GIB
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.spec import JobSpec, Role
+from phalanx.core.work.states import JobState
 from phalanx.ports.store import Batch
 from phalanx.store.sql.sqlite.store import SqliteStore
 from phalanx.wire import supervisor as wire

@@ -45,12 +45,13 @@ from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.units import GIB
 from phalanx.core.work.allocation import Allocation, NodeGrant
-from phalanx.core.work.attempt import Attempt, AttemptState, Member
+from phalanx.core.work.attempt import Attempt, Member
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.share import MILLI_PER_DEVICE, DeviceShare
 from phalanx.core.work.spec import JobSpec, Role
+from phalanx.core.work.states import AttemptState, JobState
 
 REPLAYS: Final = ("fifo", "default", "board_fifo", "board_default")  # through the lifecycle, and by the board alone
 RUNS: Final = 5  # passes, placements and decisions; a replay runs once

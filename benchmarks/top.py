@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from benchmarks.figures import argument_parser, at_most, print_report
 from phalanx.cli.top.screen import TopApp
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, UserId
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.cell_states import CellState
 from phalanx.wire.api.fleet import FleetFrame
 from phalanx.wire.api.head import Overview

@@ -36,19 +36,14 @@ from phalanx.core.state.plan import Plan
 from phalanx.core.state.snapshot import Snapshot, Usage
 from phalanx.core.units import GIB
 from phalanx.core.work.allocation import Allocation, NodeGrant
-from phalanx.core.work.attempt import (
-    Attempt,
-    AttemptState,
-    EndCause,
-    MemberState,
-    TaskExit,
-)
+from phalanx.core.work.attempt import Attempt, EndCause, MemberState, TaskExit
 from phalanx.core.work.extras import Licence, parse_extras
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
 from phalanx.core.work.job import Job, PublishedCheckpoint
 from phalanx.core.work.queue import Queue, QueueUsage, period_start_s
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import JobSpec, LaunchMode, Role
+from phalanx.core.work.states import AttemptState
 
 T = 1_700_000_000.0  # Unix seconds at which every history starts
 PLAIN = Queue(id=QueueId("default"))

@@ -21,8 +21,9 @@ from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.plan import Plan
 from phalanx.core.state.records import Record
 from phalanx.core.state.world import World, WorldChange
-from phalanx.core.work.attempt import AttemptState, EndCause
-from phalanx.core.work.job import Job, JobState, WaitReasonCode
+from phalanx.core.work.attempt import EndCause
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import AttemptState, JobState, WaitReasonCode
 from tests.builders import Fleet, T
 
 PLANS_MAX = (

@@ -13,9 +13,10 @@ from typing import Any
 from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import CancelJob, SubmitJob
-from phalanx.core.work.attempt import Attempt, AttemptState
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job
 from phalanx.core.work.spec import JobSpec
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.simulator.drill.behaviour import JobBehaviour
 from phalanx.simulator.drill.cluster import DrillCluster
 from tests.builders import make_fleet, spec

@@ -35,12 +35,12 @@ from phalanx.core.ids import (
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import RECORDS, Idempotency
 from phalanx.core.work.allocation import Allocation, NodeGrant
-from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
+from phalanx.core.work.attempt import Attempt, EndCause
 from phalanx.core.work.burst_rule import BurstRule
 from phalanx.core.work.channel import Channel, ChannelMark, ChannelTopic
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
@@ -54,6 +54,7 @@ from phalanx.core.work.services.service_terms import ServiceTerms
 from phalanx.core.work.services.service_use import BatchUse, GatewayMark, ReplicaUse, ServiceUse, ServiceUseHour
 from phalanx.core.work.sign_in import GroupGrant, SignInSettings
 from phalanx.core.work.spec import JobSpec, Role
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.core.work.usage.attempt_use import AttemptUse, DeviceUse, NodeUse
 from phalanx.core.work.usage.electricity import ElectricityRate
 from phalanx.core.work.usage.monthly_budget import BudgetWarning, MonthlyBudget

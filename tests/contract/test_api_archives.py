@@ -15,9 +15,9 @@ from phalanx.api.auth.redaction import REDACTED
 from phalanx.core.errors import Conflict
 from phalanx.core.ids import JobId, UserId
 from phalanx.core.state.events import RemoveArchivedJobs
-from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import ArrayPosition
-from phalanx.core.work.job import JobState, PublishedCheckpoint
+from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.failpoints import FailureMode, arm
 from phalanx.ports.store import Batch
 from phalanx.store.job_archives import JobArchives, records_of

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.core.ids import JobId
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from tests.contract.api_head import JOB, code
 
 ARRAY = {**JOB, "array": "0-9%2", "hold": True}

@@ -16,7 +16,7 @@ from phalanx.api.live.history_tail import newest_seq
 from phalanx.core.state.events import ChangeProject
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import CHANNEL_MARKS
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.core.work.usage.usage_hour import UsageHour, UsageRow
 from phalanx.ports.store import Batch
 from phalanx.providers.notifications.apprise_notifier import AppriseNotifier

@@ -22,7 +22,7 @@ from phalanx.core.access.audit import AuditLine
 from phalanx.core.errors import BadFile, Conflict, NotFound
 from phalanx.core.ids import TokenId, UserId
 from phalanx.core.state.records import IDEMPOTENCY, RESERVATIONS
-from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.states import AttemptState
 from phalanx.failpoints import (
     ENVIRONMENT_VARIABLE,
     FAILPOINTS,

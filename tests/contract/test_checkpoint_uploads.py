@@ -18,8 +18,8 @@ from phalanx.core.access.node_tokens import node_token
 from phalanx.core.errors import BadRequest, Conflict, TryLater
 from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.state.reports import CheckpointSaved, MemberReady, MemberStarted, NodeDied
-from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.core.work.states import AttemptState
 from phalanx.node.head_link.head_address import HeadAddress
 from phalanx.node.head_link.head_connection import HeadAccess, HeadConnection
 from phalanx.node.logic.events import MemberKey

@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.cluster import wait_until
 from phalanx.core.state.reports import AttemptWithdrawn, NodeListed, SeatLost
-from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
+from phalanx.core.work.attempt import EndCause, MemberState
+from phalanx.core.work.states import AttemptState
 from phalanx.engines.kubernetes import engine as engine_module
 from phalanx.engines.kubernetes import render
 from phalanx.engines.kubernetes.engine import ClusterScope, KubernetesEngine

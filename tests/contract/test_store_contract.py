@@ -29,8 +29,7 @@ from phalanx.core.state.records import (
     USERS,
 )
 from phalanx.core.state.world import WorldChange
-from phalanx.core.work.attempt import AttemptState
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.core.work.users import UserRole
 from phalanx.ports.store import Batch, JobFilter, JobOrder, StaleEpoch, Store, StoreRefused
 from phalanx.store.memory import MemoryStore

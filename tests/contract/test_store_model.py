@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from phalanx.core.ids import Epoch, JobId, NodeId, UserId
 from phalanx.core.state.records import NODES
-from phalanx.core.work.attempt import AttemptState
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.ports.store import Batch, JobFilter, JobOrder, StoreRefused
 from phalanx.store.memory import MemoryStore
 from phalanx.store.sql.sqlite.store import SqliteStore

@@ -17,8 +17,7 @@ import pytest
 
 from phalanx.core.ids import JobId
 from phalanx.core.state.records import CALIBRATIONS, FAILURE_RULES, IDEMPOTENCY
-from phalanx.core.work.attempt import AttemptState
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.failpoints import (
     ENVIRONMENT_VARIABLE,
     FAILPOINTS,

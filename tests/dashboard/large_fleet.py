@@ -10,8 +10,7 @@ from dataclasses import replace
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Cordon, NodeState
 from phalanx.core.units import GIB
-from phalanx.core.work.attempt import AttemptState
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.ports.store import Batch
 from phalanx.store.memory import MemoryStore
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest

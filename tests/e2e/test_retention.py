@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.cluster import free_port
 from phalanx.core.ids import Epoch, JobId
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.ports.store import Batch, JobFilter
 from phalanx.store.sql.sqlite.store import SqliteStore
 from tests.e2e.test_cli_head import Shell

@@ -30,10 +30,11 @@ from phalanx.core.state.events import (
 )
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.dependency import parse_dependencies
-from phalanx.core.work.job import BACKOFF_MAX_S, JobState, WaitReasonCode
+from phalanx.core.work.job import BACKOFF_MAX_S
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas.quota_tree import QuotaTree
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.states import JobState, WaitReasonCode
 from phalanx.ports.store import StoreRefused
 from phalanx.simulator.drill.limit_invariants import fleet_capacity
 from tests.builders import spec

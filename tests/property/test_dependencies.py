@@ -15,7 +15,8 @@ from phalanx.core.work.dependency import (
     DependencyKind,
     array_element_id,
 )
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import JobState
 from tests.builders import T, facts, job
 
 ENDS = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT)

@@ -13,7 +13,7 @@ from hypothesis import given
 from phalanx.core.accounting.job_trace import EVENTS_MAX, TEXT_MAX, job_trace, trace_id_of
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.attempt import EndCause
-from phalanx.core.work.job import TERMINAL_STATES, JobState
+from phalanx.core.work.states import TERMINAL_STATES, JobState
 from tests.unit.test_usage_summary import T, make_attempt, make_job
 
 KINDS = [

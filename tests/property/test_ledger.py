@@ -16,9 +16,10 @@ from phalanx.core.accounting.reports import read_reports
 from phalanx.core.accounting.usage_summary import build_usage_summary
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.work.allocation import Allocation, NodeGrant
-from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
-from phalanx.core.work.job import Job, JobState, PublishedCheckpoint
+from phalanx.core.work.attempt import Attempt, EndCause
+from phalanx.core.work.job import Job, PublishedCheckpoint
 from phalanx.core.work.spec import JobSpec, Role
+from phalanx.core.work.states import AttemptState, JobState
 
 T = 1_700_000_000.0
 seconds = st.floats(0, 1000, allow_nan=False).map(lambda value: T + value)

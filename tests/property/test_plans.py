@@ -16,9 +16,9 @@ from phalanx.core.scheduling.policies import POLICIES
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.shape import preferred_shape
 from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKind
-from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.quotas.quota_tree import QuotaTree
 from phalanx.core.work.spec import TopologyConstraint
+from phalanx.core.work.states import JobState, WaitReasonCode
 from phalanx.simulator.drill.limit_invariants import fleet_capacity
 from tests.builders import Fleet, T, job, make_fleet, plan_of, queue
 from tests.cell import Cell

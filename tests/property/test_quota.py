@@ -13,9 +13,9 @@ from phalanx.core.ids import QueueId
 from phalanx.core.resources import Resources
 from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.state.world import World, WorldChange
-from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas.quota_tree import FLEET, QuotaTree
+from phalanx.core.work.states import AttemptState
 from tests.builders import job, make_node, placed
 from tests.effort import examples
 

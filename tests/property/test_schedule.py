@@ -12,7 +12,7 @@ from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.scheduling.shape import preferred_shape, tasks_per_node
 from phalanx.core.state.plan import Placement
 from phalanx.core.state.world import World, WorldChange
-from phalanx.core.work.job import WaitReasonCode
+from phalanx.core.work.states import WaitReasonCode
 from tests.builders import PLAIN, Fleet, T, job, make_node, plan_of
 from tests.oracle import FreeRooms, find
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from phalanx.core.ids import JobId, ProjectId, QueueId, ServiceId, UserId
 from phalanx.core.lifecycle.service import ROOM_WAIT_S, SURGE, Replica, ReplicaCondition, reconcile
-from phalanx.core.work.attempt import Attempt, AttemptState, Sleep, SleepPhase
-from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.attempt import Attempt, Sleep, SleepPhase
 from phalanx.core.work.services.service import NO_REVISION, Revision, Service, ServiceState
 from phalanx.core.work.services.service_terms import ReplicaPosition, ServiceTerms
+from phalanx.core.work.states import AttemptState, JobState, WaitReasonCode
 from tests.builders import allocation, job, spec
 
 WEB = ServiceId("web")

@@ -12,9 +12,8 @@ from phalanx.core.lifecycle.job import place
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import Idempotency
 from phalanx.core.state.world import World, WorldChange
-from phalanx.core.work.attempt import AttemptState
-from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.core.work.users import Token, User, UserRole
 from phalanx.ports.store import Batch
 from phalanx.store.memory import MemoryStore

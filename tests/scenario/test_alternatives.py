@@ -9,11 +9,11 @@ from phalanx.core.scheduling.feasibility.answer import Outlook
 from phalanx.core.scheduling.feasibility.checker import FeasibilityChecker
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.snapshot import Usage
-from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.job_file.launchers import alternatives_notes, known_task_count
 from phalanx.core.work.job_file.plan_key import with_gpus_for_plan
 from phalanx.core.work.job_file.request import spec_from_mapping
 from phalanx.core.work.spec import LaunchMode
+from phalanx.core.work.states import WaitReasonCode
 from tests.builders import T, make_fleet, queue, spec
 from tests.builders import job as a_job
 from tests.cell import Cell

@@ -37,9 +37,9 @@ from phalanx.core.state.events import (
 )
 from phalanx.core.state.records import IDEMPOTENCY
 from phalanx.core.state.reports import SupervisorRegistered
-from phalanx.core.work.attempt import AttemptState, EndCause
-from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.states import AttemptState, JobState, WaitReasonCode
 from phalanx.core.work.users import Token, User, UserRole
 from tests.builders import T, make_fleet, spec
 from tests.harness import Harness

@@ -25,11 +25,11 @@ from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKind
-from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.pace import MeasuredPace, StepPace
 from phalanx.core.work.queue import Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import TopologyConstraint
+from phalanx.core.work.states import WaitReasonCode
 from tests.builders import PLAIN, T, job, make_fleet, placed
 
 # Nobody is stopped for another's value: what these tests change shall be all that changes.

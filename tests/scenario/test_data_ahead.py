@@ -6,9 +6,9 @@ from phalanx.core.fleet.node import HeldDataset
 from phalanx.core.ids import JobId, NodeId, UserId
 from phalanx.core.state.events import CordonNode
 from phalanx.core.state.reports import DatasetsHeld
-from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.job_file.data_mode import DataMode
 from phalanx.core.work.job_file.data_sources import dataset_key
+from phalanx.core.work.states import JobState, WaitReasonCode
 from phalanx.simulator.drill.behaviour import JobBehaviour
 from tests.harness import Harness
 

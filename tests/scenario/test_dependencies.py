@@ -13,7 +13,7 @@ from phalanx.core.state.events import CancelJob, HoldJob, RequeueJob, SubmitJob,
 from phalanx.core.state.reports import MemberStopped, TaskExited
 from phalanx.core.work.array import parse_array
 from phalanx.core.work.dependency import parse_dependencies
-from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.states import JobState, WaitReasonCode
 from phalanx.ports.store import StoreRefused
 from tests.builders import T, exited, keyed, spec
 from tests.harness import Harness

@@ -17,7 +17,7 @@ from phalanx.core.state.events import PutLicence, RemoveLicence
 from phalanx.core.state.plan import Placement
 from phalanx.core.units import GIB
 from phalanx.core.work.extras import Licence, parse_extras, parse_offers
-from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.states import JobState, WaitReasonCode
 from tests.builders import allocation, drawn, job, lined, make_fleet, make_node, plan_of
 from tests.cell import Cell
 from tests.harness import Harness

@@ -7,7 +7,7 @@ from phalanx.core.ids import NodeId, UserId
 from phalanx.core.state.events import CordonNode, PutFailureRules, UncordonNode
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.failure import FailureEvidence
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from tests.harness import Harness
 from tests.simulated_node import JobBehaviour
 

@@ -6,7 +6,7 @@ from phalanx.core.ids import JobId, QueueId
 from phalanx.core.scheduling.policies import POLICIES, PolicyParameters
 from phalanx.core.scheduling.policies.reserved_share import unserved_s
 from phalanx.core.scheduling.scheduler import Scheduler
-from phalanx.core.work.job import WaitReasonCode
+from phalanx.core.work.states import WaitReasonCode
 from tests.builders import job, lined, make_fleet, plan_of, queue
 from tests.cell import Cell
 

@@ -16,9 +16,9 @@ from phalanx.core.state.commands import (
 )
 from phalanx.core.state.events import CordonNode, PreparePlannedStop, PutQueue, RemoveNode, RequeueJob
 from phalanx.core.state.reports import MemberReady, NodeDied, SupervisorRegistered
-from phalanx.core.work.attempt import AttemptState, EndCause
-from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.queue import Queue
+from phalanx.core.work.states import AttemptState, JobState, WaitReasonCode
 from phalanx.node.logic.events import TerminationRequested
 from phalanx.ports.store import StoreRefused
 from tests.builders import make_node, spec

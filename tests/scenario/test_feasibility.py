@@ -23,9 +23,9 @@ from phalanx.core.state.events import (
     UpdateJob,
 )
 from phalanx.core.state.world import World, WorldChange
-from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import TopologyConstraint
+from phalanx.core.work.states import WaitReasonCode
 from tests.builders import PLAIN, T, gpu, job, lined, make_fleet, plan_of, queue
 from tests.harness import Harness
 

@@ -8,9 +8,9 @@ from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, UserId
 from phalanx.core.scheduling.policies import PolicyParameters
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import CordonNode, PutQueues, PutReservation
-from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.states import JobState
 from tests.builders import PLAIN
 from tests.harness import Harness
 from tests.simulated_node import JobBehaviour

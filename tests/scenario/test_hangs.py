@@ -6,7 +6,7 @@ from phalanx.core.ids import NodeId
 from phalanx.core.state.commands import StopTasks
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.failure import FailureEvidence, StuckPosition
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.node.logic import actions
 from phalanx.node.logic.events import HangDetected
 from phalanx.node.logic.hang_detector import Hang

@@ -9,7 +9,7 @@ from phalanx.controller.idle_jobs import ENDED, IDLE_POLICY, NOTIFY_FACT, WARNIN
 from phalanx.core.ids import UserId
 from phalanx.core.state.events import ParkJob
 from phalanx.core.work.attempt import EndCause
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.core.work.usage.waste_terms import IdleAction
 from tests.scenario.test_waste import BUSY, LONG, Watched
 

@@ -10,8 +10,8 @@ from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.job_classes import JobClassRegistry
 from phalanx.core.scheduling.policies import POLICIES, policy_named
-from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.states import WaitReasonCode
 from tests.builders import T, job, make_fleet
 from tests.cell import Cell
 

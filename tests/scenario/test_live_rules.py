@@ -5,8 +5,8 @@ import pytest
 from phalanx.core.ids import ProjectId, QueueId, UserId
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import CordonNode, PutQueue, SubmitJob
-from phalanx.core.work.attempt import AttemptState, EndCause
-from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.attempt import EndCause
+from phalanx.core.work.states import AttemptState, JobState, WaitReasonCode
 from tests.builders import queue, spec
 from tests.harness import Harness
 from tests.simulated_node import JobBehaviour

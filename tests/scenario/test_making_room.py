@@ -9,8 +9,9 @@ import pytest
 
 from phalanx.core.ids import Epoch, JobId
 from phalanx.core.scheduling.policies import PolicyParameters
-from phalanx.core.work.job import PublishedCheckpoint, WaitReasonCode
+from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.spec import TopologyConstraint
+from phalanx.core.work.states import WaitReasonCode
 from tests.builders import T, drawn, job, lined, make_fleet, plan_of, queue
 
 HIGH: dict[str, Any] = {"priority": 5}

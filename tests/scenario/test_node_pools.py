@@ -33,12 +33,11 @@ from phalanx.core.state.records import NODE_CONSOLES
 from phalanx.core.state.reports import ProviderOutcome, ProviderReported, SupervisorRegistered
 from phalanx.core.state.snapshot import Snapshot, Usage
 from phalanx.core.state.world import World, WorldChange
-from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.job_file.data_mode import DataMode
 from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.states import AttemptState, WaitReasonCode
 from tests.builders import T, job, make_node, queue, spec
 
 REQUESTED, PROVISIONING, UP, DRAINING, DOWN = (

@@ -5,8 +5,8 @@ import pytest
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import ProjectId, QueueId, UserId
 from phalanx.core.state.events import SubmitJob
-from phalanx.core.work.job import JobState
 from phalanx.core.work.job_file.on_end import OnEnd, parse_on_end
+from phalanx.core.work.states import JobState
 from phalanx.simulator.drill.behaviour import JobBehaviour
 from tests.builders import spec
 from tests.harness import Harness

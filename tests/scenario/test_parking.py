@@ -12,9 +12,9 @@ from phalanx.core.lifecycle.attempt import transition
 from phalanx.core.lifecycle.events import StopRequested
 from phalanx.core.lifecycle.transitions import AttemptCase
 from phalanx.core.state.events import CancelJob, HoldJob, ParkJob, RequeueJob, UpdateJob
-from phalanx.core.work.attempt import AttemptState, EndCause
-from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.services.service_terms import ReplicaPosition
+from phalanx.core.work.states import AttemptState, JobState, WaitReasonCode
 from tests.builders import facts, job, placed
 from tests.harness import Harness
 from tests.simulated_node import JobBehaviour

@@ -13,9 +13,9 @@ from phalanx.core.scheduling.policies import POLICIES
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKind
-from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import TopologyConstraint
+from phalanx.core.work.states import WaitReasonCode
 from tests.builders import T, drawn, gpu, job, lined, make_fleet, plan_of, queue
 
 RACKS = "l0/r0: n0=8 n1=8 | l0/r1: n2=8 n3=8 | l1/r2: n4=8 n5=8 n6=8"

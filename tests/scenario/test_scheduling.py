@@ -18,9 +18,9 @@ from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.shape import acceptable_shapes, preferred_shape
 from phalanx.core.state.snapshot import Usage
 from phalanx.core.units import GIB
-from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.spec import LaunchMode
+from phalanx.core.work.states import WaitReasonCode
 from tests.builders import T, drawn, gpu, job, make_fleet, plan_of, spec
 
 TWO = "rack0: n0=4 n1=4"

@@ -40,10 +40,10 @@ from phalanx.core.state.reports import (
     SupervisorRegistered,
 )
 from phalanx.core.state.world import World
-from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
-from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.attempt import EndCause, MemberState
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.seats import Seat, parse_seat, supervisor_name_of
+from phalanx.core.work.states import AttemptState, JobState, WaitReasonCode
 from phalanx.core.work.users import User, UserRole
 from tests.builders import T, spec
 

@@ -17,13 +17,12 @@ from phalanx.core.state.events import (
     UpdateService,
 )
 from phalanx.core.state.records import REVISIONS, SERVICES
-from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.extras import Licence
-from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.services.service import NO_REVISION, ServiceState, rollback_revision
 from phalanx.core.work.services.service_terms import ServiceTerms
 from phalanx.core.work.spec import LaunchMode
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.node.logic.events import MemberKey, ReadinessProbed
 from phalanx.ports.store import StoreRefused
 from phalanx.simulator.drill.workload import FAST_POLICY

@@ -11,8 +11,8 @@ from phalanx.core.scheduling.fleet_index import PendingUsage
 from phalanx.core.scheduling.policies import POLICIES
 from phalanx.core.scheduling.sharing.shared_devices import SharedDevice
 from phalanx.core.work.gpus import parse_gpus, with_share_kind
-from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.share import gpus_of
+from phalanx.core.work.states import WaitReasonCode
 from phalanx.simulator.fleet import TraceNode
 from phalanx.simulator.packing_replay import replay_packing
 from phalanx.simulator.trace import TraceJob

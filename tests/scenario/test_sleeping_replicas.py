@@ -15,11 +15,11 @@ from phalanx.core.state.events import (
 )
 from phalanx.core.state.records import QUEUE_USAGE, SERVICES
 from phalanx.core.work.attempt import SleepPhase
-from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.services.service import ServiceState
 from phalanx.core.work.services.service_terms import ServiceTerms
 from phalanx.core.work.spec import LaunchMode
+from phalanx.core.work.states import JobState, WaitReasonCode
 from tests.builders import spec
 from tests.harness import Harness
 from tests.simulated_node import JobBehaviour

@@ -9,8 +9,8 @@ from phalanx.core.scheduling.policies import PolicyParameters
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import SubmitJob
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.core.work.job import JobState
 from phalanx.core.work.services.scale_terms import ScaleTerms
+from phalanx.core.work.states import JobState
 from tests.builders import spec
 from tests.harness import Harness
 from tests.scenario.test_load_scaling import reports, scaled

@@ -16,8 +16,8 @@ from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.state.events import CordonNode, UncordonNode
 from phalanx.core.state.reports import DiskFreed, MemberReady
 from phalanx.core.state.world import WorldChange
-from phalanx.core.work.attempt import AttemptState, EndCause
-from phalanx.core.work.job import JobState
+from phalanx.core.work.attempt import EndCause
+from phalanx.core.work.states import AttemptState, JobState
 from tests.builders import facts, keyed, placed
 from tests.harness import Harness
 from tests.simulated_node import JobBehaviour

@@ -8,8 +8,8 @@ import pytest
 from phalanx.core.errors import NeverFits
 from phalanx.core.ids import NodeId
 from phalanx.core.state.reports import SupervisorRegistered
-from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.job_file.data_mode import DataMode
+from phalanx.core.work.states import WaitReasonCode
 from phalanx.simulator.drill.behaviour import JobBehaviour
 from tests.harness import Harness
 

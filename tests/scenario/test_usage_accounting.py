@@ -13,7 +13,7 @@ from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import Generation, NodeId, SupervisorId, UserId
 from phalanx.core.state.events import CordonNode, RemoveNode
 from phalanx.core.state.reports import UsageCounted
-from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.states import AttemptState
 from phalanx.core.work.usage.usage_hour import USAGE_MARK, UsageMark
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
 from tests.builders import job, make_node, placed

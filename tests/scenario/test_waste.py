@@ -13,10 +13,10 @@ from phalanx.controller.usage.waste_monitor import WasteMonitor
 from phalanx.core.ids import NodeId, SupervisorId, UserId
 from phalanx.core.state.events import CordonNode, HoldJob, PutQueue, SubmitService
 from phalanx.core.state.records import SERVICES
-from phalanx.core.work.attempt import AttemptState, EndCause
-from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.services.service import ServiceState
+from phalanx.core.work.states import AttemptState, JobState, WaitReasonCode
 from phalanx.core.work.usage.waste_terms import IdleAction, IdlePolicy, WasteKind
 from phalanx.wire.supervisor import DeviceSample, JobSample, SamplesRequest
 from tests.harness import Harness

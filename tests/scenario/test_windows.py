@@ -15,8 +15,8 @@ from phalanx.core.state.records import NODES, RESERVATIONS
 from phalanx.core.state.reports import SupervisorRegistered
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import EndCause
-from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.reservation import OPEN_ENDED_S, Reservation
+from phalanx.core.work.states import JobState, WaitReasonCode
 from phalanx.ports.store import StoreRefused
 from tests.builders import PLAIN, T, allocation, make_node
 from tests.builders import job as make_job

@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.core.fleet.node import Cordon, NodeState
 from phalanx.core.ids import NodeId, UserId
-from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.states import AttemptState
 from phalanx.simulator.drill.violations import InvariantBroken
 from phalanx.simulator.drill.workload import UserSimulator
 from tests.builders import make_node

@@ -10,9 +10,10 @@ from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.allocation import Allocation, NodeGrant
-from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.attempt import Attempt, EndCause
+from phalanx.core.work.job import Job
 from phalanx.core.work.spec import JobSpec, Role
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.wire.api.jobs import CheckpointView, JobView, Progress
 from phalanx.wire.api.nodes import DeviceView, NodeView
 from phalanx.wire.api.output import StepView

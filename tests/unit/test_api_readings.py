@@ -12,8 +12,7 @@ from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.usage.waste_monitor import WasteNow
 from phalanx.core.access.caller import Caller
 from phalanx.core.resources import Resources
-from phalanx.core.work.attempt import AttemptState
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.core.work.users import UserRole
 from phalanx.ports.store import Batch
 from phalanx.store.logs.files import FileLogs

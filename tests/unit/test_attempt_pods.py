@@ -8,7 +8,8 @@ import pytest
 
 from phalanx.core.ids import NodeId
 from phalanx.core.state.reports import AttemptQueued, AttemptWithdrawn, SeatLost
-from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
+from phalanx.core.work.attempt import EndCause, MemberState
+from phalanx.core.work.states import AttemptState
 from phalanx.engines.kubernetes.attempt_pods import (
     IMAGE_LIMIT_S,
     LINGER_S,

@@ -10,8 +10,8 @@ from phalanx.batches.batch_job import BatchPacker, batch_keys, batch_labels, che
 from phalanx.batches.batch_view import BatchProgress, batch_status
 from phalanx.batches.input_check import ERRORS_MAX, InputCheck
 from phalanx.core.errors import BadRequest, NotPermitted
-from phalanx.core.work.job import JobState
 from phalanx.core.work.job_file.request import spec_from_mapping
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.jobs import JobKeysReply, JobView
 
 CHAT = "/v1/chat/completions"

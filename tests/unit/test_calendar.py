@@ -13,8 +13,8 @@ from phalanx.core.scheduling.reservation_calendar import (
     jobs_to_evict,
     reservation_query_of,
 )
-from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.states import AttemptState
 from tests.builders import T, at, job, placed
 
 H = 3600.0

@@ -18,7 +18,7 @@ from phalanx.cli.terminal import Terminal
 from phalanx.cli.top.rendering import job_line
 from phalanx.core.errors import NotFound
 from phalanx.core.ids import Epoch
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.output import LogChunk, LogsReply
 from tests.golden.cli.views import NOW_S, job
 

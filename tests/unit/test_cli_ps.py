@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from phalanx.cli.jobs import ps, show
 from phalanx.cli.terminal import Terminal
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from tests.golden.cli.views import NOW_S, job
 
 NARROW = Terminal(width=60, height=40, interactive=False, colour=False, blocks=True)

@@ -10,7 +10,7 @@ import pytest
 from phalanx.cli.terminal import Terminal
 from phalanx.cli.top import log_view
 from phalanx.cli.top.command import first_picture
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.fleet import FleetFrame
 from tests.golden.cli.views import overview
 

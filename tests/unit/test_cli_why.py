@@ -11,7 +11,7 @@ from phalanx.cli.jobs.dry_run import dry_run_page
 from phalanx.cli.jobs.why import format_time_range, why_page
 from phalanx.cli.root import main
 from phalanx.cli.terminal import Terminal
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.wire.why import (
     BlockerView,
     DryRunReply,

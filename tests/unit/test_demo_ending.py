@@ -14,7 +14,7 @@ from phalanx.cli.demo.outcome import as_json, build_outcome, usage_rows
 from phalanx.cli.demo.page import build_page
 from phalanx.cli.demo.summary import result_lines, summary_lines
 from phalanx.core.ids import Epoch
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from tests.unit.demo_drawn import (
     END_S,
     KILLED,

@@ -20,10 +20,10 @@ from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
 from phalanx.core.state.events import CancelJob, CordonNode, PutProject, PutQueue, SubmitJob
 from phalanx.core.state.reports import MemberStopped, NodeDied, SupervisorRegistered
-from phalanx.core.work.attempt import FIRST_GENERATION, AttemptState
+from phalanx.core.work.attempt import FIRST_GENERATION
 from phalanx.core.work.dependency import parse_dependencies
-from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.ports.store import StoreRefused
 from phalanx.store.memory import MemoryStore
 from phalanx.wire.supervisor import SamplesRequest

@@ -7,7 +7,7 @@ import pytest
 from phalanx.core.ids import NodeId
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.work.attempt import Member, MemberState
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from tests.builders import job
 
 MEMBER = Member(node_id=NodeId("n0"))

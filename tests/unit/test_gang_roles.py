@@ -13,9 +13,9 @@ from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.fleet_index import index_fleet
 from phalanx.core.scheduling.needs import need_of_attempt
 from phalanx.core.scheduling.shape import acceptable_shapes
-from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.gpus import combine_gpu_options, parse_gpus
 from phalanx.core.work.spec import JobSpec, LaunchMode, TopologyConstraint
+from phalanx.core.work.states import AttemptState
 from tests.builders import allocation, at, drawn, facts, job, lined, make_fleet, plan_of, spec
 
 

@@ -25,7 +25,7 @@ from phalanx.core.errors import NotFound
 from phalanx.core.hints import Hint, HintCode, parse_hint
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.state.history import HistoryLine
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.web.command_hints import RENDERINGS, render_hint
 from phalanx.wire.why import SuggestedChangeView, WhyReply
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.state.reports import NodeListed, SeatLost
-from phalanx.core.work.attempt import AttemptState, MemberState
+from phalanx.core.work.attempt import MemberState
+from phalanx.core.work.states import AttemptState
 from phalanx.engines.kubernetes import engine as engine_module
 from phalanx.engines.kubernetes.attempt_pods import SUPERVISOR_REPORT_S
 from phalanx.engines.kubernetes.engine import ClusterScope, KubernetesEngine

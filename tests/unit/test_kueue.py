@@ -8,7 +8,8 @@ import pytest
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.state.reports import AttemptQueued, AttemptReclaimed, AttemptWithdrawn
-from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
+from phalanx.core.work.attempt import EndCause, MemberState
+from phalanx.core.work.states import AttemptState
 from phalanx.engines.kubernetes import kueue, render
 from phalanx.engines.kubernetes.kueue import NO_WORKLOAD_S, REPORT_EVERY_S, KueueTrack, evaluate
 from phalanx.engines.kubernetes.parse import INDEX_ANNOTATION, parse_pod

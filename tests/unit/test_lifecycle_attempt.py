@@ -45,10 +45,10 @@ from phalanx.core.state.reports import (
     SleepHookEnded,
     TaskExited,
 )
-from phalanx.core.work.attempt import AttemptState, EndCause, MemberState, Sleep, SleepPhase
-from phalanx.core.work.job import JobState
+from phalanx.core.work.attempt import EndCause, MemberState, Sleep, SleepPhase
 from phalanx.core.work.pace import MeasuredPace, StepPace
 from phalanx.core.work.services.service_terms import ReplicaPosition
+from phalanx.core.work.states import AttemptState, JobState
 from tests.builders import T, at, checkpoint, exited, facts, job, keyed, make_fleet, placed
 
 S = AttemptState

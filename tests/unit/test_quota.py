@@ -13,8 +13,6 @@ from phalanx.core.resources import NO_RESOURCES, Resources
 from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.state.plan import Placement
 from phalanx.core.state.world import World, WorldChange
-from phalanx.core.work.attempt import AttemptState
-from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.queue import (
     FAIR_HALF_LIFE_S,
     Queue,
@@ -22,6 +20,7 @@ from phalanx.core.work.queue import (
     add_usage,
 )
 from phalanx.core.work.share import gpus_of
+from phalanx.core.work.states import AttemptState, JobState, WaitReasonCode
 from tests.builders import T, allocation, job, make_node, placed
 
 HOUR_S = 3600.0

@@ -13,7 +13,7 @@ import pytest
 
 from phalanx.app.resident_supervisor import STOP_S, ResidentLife, head_answers
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.states import AttemptState
 from phalanx.engines.kubernetes import render
 from phalanx.engines.kubernetes.attempt_pods import (
     IMAGE_LIMIT_S,

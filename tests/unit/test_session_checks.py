@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.api.live.exec_start import check_while_running
 from phalanx.core.errors import Conflict
-from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.states import AttemptState
 
 
 class Head:

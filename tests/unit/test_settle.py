@@ -22,9 +22,10 @@ from phalanx.core.lifecycle.transitions import (
 from phalanx.core.state.commands import CleanUpAttempt, PrepareTasks
 from phalanx.core.state.events import UpdateJob
 from phalanx.core.state.reports import CheckpointSaved, MemberFrozen, MemberRefused, MemberStopped, TaskExited
-from phalanx.core.work.attempt import TIME_LIMIT_NOTE, AttemptState, EndCause
-from phalanx.core.work.job import BACKOFF_MAX_S, JobState, WaitReasonCode
+from phalanx.core.work.attempt import TIME_LIMIT_NOTE, EndCause
+from phalanx.core.work.job import BACKOFF_MAX_S
 from phalanx.core.work.services.service_terms import ReplicaPosition
+from phalanx.core.work.states import AttemptState, JobState, WaitReasonCode
 from tests.builders import T, allocation, at, checkpoint, exited, facts, job, keyed, placed
 
 S = AttemptState

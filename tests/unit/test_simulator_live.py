@@ -11,7 +11,7 @@ from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.policies import policy_named
 from phalanx.core.scheduling.settings import PolicySettings
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.simulator.board_replay import replay_board
 from phalanx.simulator.cluster import ReplayCluster
 from phalanx.simulator.fleet import equal_nodes

@@ -12,13 +12,8 @@ from phalanx.core.state.events import CancelJob
 from phalanx.core.state.reports import AttemptWithdrawn, SeatLost
 from phalanx.core.units import GIB, MIB
 from phalanx.core.work.allocation import Allocation, NodeGrant
-from phalanx.core.work.attempt import (
-    Attempt,
-    AttemptState,
-    EndCause,
-    Member,
-    MemberState,
-)
+from phalanx.core.work.attempt import Attempt, EndCause, Member, MemberState
+from phalanx.core.work.states import AttemptState
 from phalanx.engines.slurm import (
     inventory,
     parse,

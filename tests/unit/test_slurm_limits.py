@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.ids import Epoch, JobId
-from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
+from phalanx.core.work.attempt import EndCause, MemberState
+from phalanx.core.work.states import AttemptState
 from phalanx.engines.slurm import render, sbatch_request
 from phalanx.engines.slurm.limits import LimitScope, limit_of
 from tests.unit.test_slurm_engine import attempt, look, order, row

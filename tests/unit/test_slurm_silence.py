@@ -15,13 +15,8 @@ from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.state.events import CancelJob
 from phalanx.core.state.reports import AttemptWithdrawn, NodeDied, NodeListed, SeatLost
 from phalanx.core.work.allocation import Allocation, NodeGrant
-from phalanx.core.work.attempt import (
-    Attempt,
-    AttemptState,
-    EndCause,
-    Member,
-    MemberState,
-)
+from phalanx.core.work.attempt import Attempt, EndCause, Member, MemberState
+from phalanx.core.work.states import AttemptState
 from phalanx.engines.slurm import commands, engine, submissions
 from phalanx.engines.slurm.engine import SlurmEngine
 from phalanx.engines.slurm.engine_type import SlurmEngineType

@@ -25,8 +25,8 @@ from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId
-from phalanx.core.work.job import JobState
 from phalanx.core.work.sbatch_scripts.sbatch import split_command_line
+from phalanx.core.work.states import JobState
 from phalanx.node.gang.job_link import BATCH_VARIABLE
 from phalanx.wire.api.jobs import JobView
 from phalanx.wire.api.nodes import NodeView

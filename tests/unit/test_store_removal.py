@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from phalanx.cli.transfers.store_removal import measure_folders, remove_folder, stored_folders
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.node.data import checkpoint_objects, output_objects
 from phalanx.node.data.object_store import ObjectFolder
 from phalanx.wire import manifest as manifests

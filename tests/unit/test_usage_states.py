@@ -26,7 +26,8 @@ from phalanx.core.accounting.usage_states import (
 from phalanx.core.fleet.node import Cordon, NodeState
 from phalanx.core.fleet.node_pool import PoolNodeState
 from phalanx.core.ids import NodeId
-from phalanx.core.work.attempt import AttemptState, EndCause, Member, MemberState
+from phalanx.core.work.attempt import EndCause, Member, MemberState
+from phalanx.core.work.states import AttemptState
 from tests.builders import make_node, placed
 from tests.contract.records import pool_node
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from phalanx.controller.waits import GuardedWaits
 from phalanx.core.state.plan import WaitReason
-from phalanx.core.work.job import WaitReasonCode
+from phalanx.core.work.states import WaitReasonCode
 
 WAIT = WaitReason(reason=WaitReasonCode.QUOTA, detail="")
 

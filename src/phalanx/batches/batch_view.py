@@ -15,8 +15,8 @@ from phalanx.batches.batch_job import (
     WINDOW_LABEL,
 )
 from phalanx.batches.input_check import InputError
-from phalanx.core.work.job import JobState
 from phalanx.core.work.services.service_use import BATCH_SERVICE_LABEL
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.jobs import JobView
 
 BATCH_PREFIX: Final = "batch_"

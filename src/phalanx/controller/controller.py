@@ -61,15 +61,10 @@ from phalanx.core.state.records import IDEMPOTENCY, PROJECTS
 from phalanx.core.state.reports import IdleJobsObserved, LoadObserved, SupervisorRegistered
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.units import format_duration
-from phalanx.core.work.attempt import (
-    FIRST_GENERATION,
-    Attempt,
-    AttemptState,
-    EndCause,
-    MemberState,
-)
+from phalanx.core.work.attempt import FIRST_GENERATION, Attempt, EndCause, MemberState
 from phalanx.core.work.job import Job
 from phalanx.core.work.seats import parse_seat, supervisor_name_of
+from phalanx.core.work.states import AttemptState
 
 ENDED_JOBS_KEPT: Final = 1000  # in memory, for fast reads; the store has all
 KEYS_KEPT: Final = 100_000  # idempotency keys in memory

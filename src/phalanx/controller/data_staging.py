@@ -19,9 +19,10 @@ from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.world import World
 from phalanx.core.work.dependency import Dependency, DependencyKind
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.job import COPY_NAME, Job, JobState
+from phalanx.core.work.job import COPY_NAME, Job
 from phalanx.core.work.job_file.requirements import NO_REQUIREMENTS
 from phalanx.core.work.spec import JobSpec, Role
+from phalanx.core.work.states import JobState
 
 STAGER: Final = UserId("data")  # `by` of cancels that are decided here
 PLACED_WITHIN_S: Final = 30.0  # else the jobs that wait for the copy go on without it

@@ -9,8 +9,9 @@ from typing import Final
 
 from phalanx.core.accounting.usage_states import NodeRequest
 from phalanx.core.ids import JobId
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.spec import JobSpec
+from phalanx.core.work.states import JobState
 
 WAITING_MAX: Final = 64  # distinct requests that are compared with free devices, those that wait longest
 USUAL_MAX: Final = 64  # distinct requests that count as usual, the newest

@@ -26,10 +26,11 @@ from phalanx.core.state.records import REVISIONS, SERVICES
 from phalanx.core.state.reports import IdleJob, IdleJobsObserved
 from phalanx.core.state.world import World
 from phalanx.core.units import format_duration
-from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
+from phalanx.core.work.attempt import Attempt, EndCause
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import idle_policy
 from phalanx.core.work.share import gpus_of
+from phalanx.core.work.states import AttemptState
 from phalanx.core.work.usage.waste_terms import IdleAction, IdlePolicy, IdleStage, WasteKind
 
 IDLE_POLICY: Final = UserId("idle-policy")  # `by` of what a policy does

@@ -16,10 +16,11 @@ from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import JOBS, NODES, PROJECTS, QUEUES, TOKENS, USERS, Record, RecordKind
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.job_file.labels import LabelFilter
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.states import JobState
 from phalanx.core.work.users import Token, User
 
 K = TypeVar("K")

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from phalanx.core.ids import Epoch, JobId
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import ATTEMPTS, IDEMPOTENCY, JOBS, KIND_OF, PROJECTS, TOKENS, USERS, RecordKind
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import JobState
 from phalanx.ports.store import Batch, StaleEpoch, StoreRefused
 
 K = TypeVar("K")

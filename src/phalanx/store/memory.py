@@ -22,9 +22,10 @@ from phalanx.core.state.records import (
 )
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.job_file.labels import has_labels
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.states import JobState
 from phalanx.core.work.users import Token
 from phalanx.ports.store import Batch, JobFilter, Store, StoreRefused, Viewer
 from phalanx.store.commit_checks import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 
 STATES: Final[Mapping[str, str]] = {
     "pending": "PENDING",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from phalanx.core.units import format_duration
-from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.states import AttemptState
 from phalanx.web.cells import moment, state_word
 from phalanx.web.charts import ChartPart, key, strip
 from phalanx.web.html import Html, element, join, link, table

@@ -10,7 +10,7 @@ from phalanx import __version__
 from phalanx.core.accounting.advice.evidence import Advice
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.web.attempts import attempts_timeline
 from phalanx.web.cells import live, moment, number, state_word
 from phalanx.web.command_hints import option_text

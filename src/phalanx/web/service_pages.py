@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from phalanx.core.ids import ServiceId
 from phalanx.core.units import format_latency
-from phalanx.core.work.job import JobState
 from phalanx.core.work.services.rollout_terms import WHOLE
 from phalanx.core.work.services.service import ServiceState
+from phalanx.core.work.states import JobState
 from phalanx.web.cells import live, moment, state_word
 from phalanx.web.document import Viewer, document
 from phalanx.web.html import Child, Html, element, facts, join, link, table

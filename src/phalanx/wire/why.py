@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from phalanx.core.ids import JobId, NodeId, QueueId, UserId
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 
 ADDED_NODES_MAX: Final = 1000
 

@@ -8,8 +8,8 @@ from phalanx.core.fleet.node import NodeState
 from phalanx.core.fleet.node_pool import PoolNodeState
 from phalanx.core.ids import JobId
 from phalanx.core.state.history import HistoryLine
-from phalanx.core.work.attempt import AttemptState, EndCause
-from phalanx.core.work.job import JobState
+from phalanx.core.work.attempt import EndCause
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.wire.api.fleet import FleetFrame
 from phalanx.wire.api.head import Overview
 from phalanx.wire.api.jobs import (

@@ -14,8 +14,8 @@ from phalanx.core.lifecycle.transitions import TransitionResult, history_line
 from phalanx.core.state import world
 from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.state.world import World, WorldChange
-from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
-from phalanx.core.work.job import JobState
+from phalanx.core.work.attempt import Attempt, EndCause
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.store import commit_checks
 from tests.simulation.planted.bug import planted
 

@@ -8,8 +8,8 @@ from phalanx.core.lifecycle import dependencies, gang_commands, settle
 from phalanx.core.lifecycle.transitions import TransitionResult
 from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.state.reports import CheckpointSaved, MemberStarted
-from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import DependencyKind
+from phalanx.core.work.states import AttemptState
 from tests.simulation.planted.bug import planted
 
 

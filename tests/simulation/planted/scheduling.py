@@ -17,9 +17,9 @@ from phalanx.core.state import world
 from phalanx.core.state.events import PutQueues
 from phalanx.core.state.snapshot import Usage
 from phalanx.core.work.allocation import NodeGrant
-from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import Queue, add_usage
 from phalanx.core.work.quotas.quota_tree import QuotaTree
+from phalanx.core.work.states import WaitReasonCode
 from tests.simulation.planted.bug import planted
 
 

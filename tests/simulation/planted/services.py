@@ -7,8 +7,9 @@ from phalanx.core.lifecycle import attempt as machine
 from phalanx.core.lifecycle import gang_commands, sleep
 from phalanx.core.lifecycle import service as services
 from phalanx.core.lifecycle.events import SleepRequested, WakeRequested
-from phalanx.core.work.attempt import Attempt, AttemptState, SleepPhase
+from phalanx.core.work.attempt import Attempt, SleepPhase
 from phalanx.core.work.services.service import ServiceState
+from phalanx.core.work.states import AttemptState
 from tests.simulation.planted.bug import planted
 
 

@@ -33,7 +33,7 @@ from phalanx.api.runtime import runtime_of_app
 from phalanx.core.errors import Conflict, PhalanxError
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ticks import until_tick_s
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 
 _BACKLOG: Final = 1024
 LAST_BYTES_S: Final = (

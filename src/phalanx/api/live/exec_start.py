@@ -12,8 +12,9 @@ from phalanx.controller.leases import UnknownSupervisor
 from phalanx.core.errors import BadRequest, Conflict, TryLater
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import UserId
-from phalanx.core.work.attempt import Attempt, AttemptState
+from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
+from phalanx.core.work.states import AttemptState
 from phalanx.wire.api.execs import ExecBody
 from phalanx.wire.supervisor import OpenExec
 

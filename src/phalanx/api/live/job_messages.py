@@ -14,7 +14,8 @@ from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.channel import LINES_MAX, Message
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import JobState
 from phalanx.web.command_hints import render_hint
 
 _NODES_MAX: Final = 8  # named in a message

@@ -29,7 +29,7 @@ from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import CHANNEL_MARKS, CHANNELS, SECRETS, SIGN_IN
 from phalanx.core.ticks import until_tick_s
 from phalanx.core.work.channel import JOB_MARKS, ChannelMark, Message
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.job_file.notify import (
     EVENTS_OF_KIND,
     NotifyEvent,
@@ -42,6 +42,7 @@ from phalanx.core.work.job_file.notify import (
 )
 from phalanx.core.work.secret import find_secret
 from phalanx.core.work.sign_in import PROVIDER
+from phalanx.core.work.states import JobState
 from phalanx.ports.store import JobFilter
 
 QUICK_MAX: Final = 10  # messages to one target in an hour; further ones follow BETWEEN_LATER_S apart

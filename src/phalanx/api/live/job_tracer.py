@@ -18,7 +18,7 @@ from phalanx.core.errors import PhalanxError, TryLater
 from phalanx.core.ids import JobId
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.ticks import until_tick_s
-from phalanx.core.work.job import TERMINAL_STATES
+from phalanx.core.work.states import TERMINAL_STATES
 
 TICK_S: Final = 2.0
 RETRY_S: Final = (10.0, 30.0, 120.0, 600.0)  # after failures in a row; then always the last

@@ -16,7 +16,8 @@ from typing import Final
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import Epoch, JobId
 from phalanx.core.state.records import NODES
-from phalanx.core.work.attempt import Attempt, AttemptState
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.states import AttemptState
 from phalanx.ports.logs import Logs, StreamKey, stream_key
 from phalanx.ports.store import Store
 from phalanx.store.logs.names import STREAM

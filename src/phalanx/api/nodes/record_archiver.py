@@ -14,8 +14,9 @@ from phalanx.api.services import HeadServices
 from phalanx.core.access.audit import AuditCall
 from phalanx.core.ids import JobId, TokenId, UserId
 from phalanx.core.state.events import RemoveArchivedJobs
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.retention import is_expired
+from phalanx.core.work.states import JobState
 from phalanx.ports.store import JobFilter, JobOrder
 from phalanx.store.disk_usage import job_folders
 from phalanx.store.job_archives import JOBS_PER_FILE, JobArchives, StoredRecord, month_of, records_of

@@ -28,7 +28,7 @@ from phalanx.core.errors import BadRequest, NotPermitted, NotSignedIn
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId, QueueId, UserId
 from phalanx.core.state.history import HistoryLine
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.core.work.users import Action
 from phalanx.ports.store import JobFilter, JobOrder
 from phalanx.web import pages

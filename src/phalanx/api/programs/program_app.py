@@ -38,7 +38,8 @@ from phalanx.api.services import ProgramListener
 from phalanx.core.access.caller import Caller
 from phalanx.core.errors import Conflict, NotFound, NotPermitted, NotSignedIn, PhalanxError
 from phalanx.core.hints import Hint, HintCode
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import JobState
 from phalanx.core.work.users import Action
 from phalanx.web.assets import load_assets
 from phalanx.web.program_pages import leading_page, problem_page, sign_in_again_page

@@ -20,7 +20,7 @@ from phalanx.api.runtime import (
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.state.events import CancelAllJobs
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.core.work.users import Action
 from phalanx.wire.api.head import Health, StopBody, StopReply
 

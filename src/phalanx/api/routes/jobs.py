@@ -49,9 +49,10 @@ from phalanx.core.state.events import (
 from phalanx.core.state.events import Request as Command
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import parse_duration_s
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.job_file.begin_time import parse_begin_s
 from phalanx.core.work.job_file.labels import parse_label_filters
+from phalanx.core.work.states import JobState
 from phalanx.core.work.users import Action
 from phalanx.ports.store import JobFilter, JobOrder, Store
 from phalanx.wire.api.jobs import CancelBody, JobDetail, JobList, JobReply, JobsReply, JobView, UpdateBody, WhyBody

@@ -24,7 +24,7 @@ from phalanx.core.fleet.fitness import AUTOMATIC_CORDON_AUTHORS, FULL_DISK
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.resources import MILLI_PER_DEVICE
 from phalanx.core.units import MIB
-from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.states import JobState, WaitReasonCode
 from phalanx.core.work.usage.waste_terms import WasteKind
 from phalanx.core.work.users import Action
 from phalanx.wire.metrics import FAMILIES

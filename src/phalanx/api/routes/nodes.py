@@ -33,7 +33,7 @@ from phalanx.core.state.events import (
 )
 from phalanx.core.state.records import NODES
 from phalanx.core.units import parse_duration_s
-from phalanx.core.work.job import TERMINAL_STATES, JobState
+from phalanx.core.work.states import TERMINAL_STATES, JobState
 from phalanx.core.work.users import Action
 from phalanx.ports.store import JobFilter
 from phalanx.wire.api.fleet import FleetFrame

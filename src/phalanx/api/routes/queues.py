@@ -30,10 +30,11 @@ from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.records import QUEUE_USAGE
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.work.burst_rule import parse_burst_rule
-from phalanx.core.work.job import Job, WaitReasonCode
+from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Amounts, Queue, QueueUsage, period_start_s
 from phalanx.core.work.quotas.queue_validation import check_queue_tree
 from phalanx.core.work.share import gpus_of
+from phalanx.core.work.states import WaitReasonCode
 from phalanx.core.work.usage.waste_terms import IdlePolicy, WasteKind, alarms_text
 from phalanx.core.work.users import Action
 from phalanx.user_files.queue_file import QUEUE_FILE, parse_queue_file

@@ -34,7 +34,7 @@ from phalanx.core.scheduling.submission import plan_notes, topology_notes, with_
 from phalanx.core.state.events import SubmitJob
 from phalanx.core.state.records import CHANNELS
 from phalanx.core.work.dependency import ArrayPosition
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.job_file.data_sources import data_note
 from phalanx.core.work.job_file.launchers import alternatives_notes, known_task_count, launch_notes, role_notes
 from phalanx.core.work.job_file.notify import NotifyTargetKind, NotifyTerms, mail_channel, target_kind
@@ -43,6 +43,7 @@ from phalanx.core.work.job_file.requirements import requirements_note
 from phalanx.core.work.sbatch_scripts.submitted_again import with_script_key
 from phalanx.core.work.secret import variables_like_secrets
 from phalanx.core.work.spec import JobSpec, LaunchMode, Role
+from phalanx.core.work.states import JobState
 from phalanx.core.work.users import Action
 from phalanx.wire.api.jobs import IDEMPOTENCY_HEADER, JobBody, SubmitReply
 

@@ -43,9 +43,10 @@ from phalanx.core.state.records import PROJECTS
 from phalanx.core.units import format_duration
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.exit_code import code_beside
-from phalanx.core.work.job import Job, JobState, WaitReasonCode
+from phalanx.core.work.job import Job
 from phalanx.core.work.job_file.data_sources import data_note, mount_notes
 from phalanx.core.work.share import gpus_of
+from phalanx.core.work.states import JobState, WaitReasonCode
 from phalanx.core.work.users import Action
 from phalanx.wire.api.jobs import JobBody, staging_text
 from phalanx.wire.why import (

@@ -21,7 +21,8 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import Epoch, JobId
 from phalanx.core.work.array import format_indices
 from phalanx.core.work.dependency import Dependency
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import JobState
 from phalanx.core.work.users import Action
 from phalanx.ports.store import JobFilter, Store
 from phalanx.wire.api.jobs import JobView

@@ -15,7 +15,8 @@ from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.topology import LEVELS
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.cell_states import CellState
 from phalanx.wire.api.fleet import FleetFrame
 

@@ -11,18 +11,14 @@ from phalanx.core.ids import Generation, NodeId
 from phalanx.core.lifecycle.transitions import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.work.allocation import Allocation, NodeGrant
-from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
+from phalanx.core.work.attempt import Attempt, EndCause
 from phalanx.core.work.gpus import ShareRequest
-from phalanx.core.work.job import (
-    Job,
-    JobState,
-    PublishedCheckpoint,
-    WaitReasonCode,
-)
+from phalanx.core.work.job import Job, PublishedCheckpoint
 from phalanx.core.work.job_file.data_sources import mount_notes
 from phalanx.core.work.job_file.trackers import tracked_job
 from phalanx.core.work.job_file.web_ports import web_path
 from phalanx.core.work.share import gpus_of
+from phalanx.core.work.states import AttemptState, JobState, WaitReasonCode
 from phalanx.core.work.topology_constraint import constraint_texts
 from phalanx.wire.api.jobs import (
     AttemptView,

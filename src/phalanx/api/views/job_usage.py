@@ -30,7 +30,8 @@ from phalanx.core.recovery.interval import checkpoint_interval_s
 from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import JobState
 from phalanx.core.work.usage.attempt_use import AttemptUse
 from phalanx.planner.facts.device_speeds import device_speed_facts
 from phalanx.planner.facts.gpus import find_gpu

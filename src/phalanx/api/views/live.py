@@ -14,10 +14,11 @@ from phalanx.core.access.caller import Caller
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.state.records import NODE_POOLS, POOL_NODES
-from phalanx.core.work.attempt import Attempt, AttemptState
+from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.dependency import DependencyKind
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.ports.logs import stream_key
 from phalanx.ports.store import JobFilter
 from phalanx.wire.api.jobs import JobView, Progress

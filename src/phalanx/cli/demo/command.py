@@ -145,7 +145,7 @@ def _finish(
     from phalanx.cli.demo.outcome import as_json, build_outcome
     from phalanx.cli.demo.page import build_page
     from phalanx.cli.demo.summary import result_lines, summary_lines
-    from phalanx.core.work.job import JobState
+    from phalanx.core.work.states import JobState
 
     assert isinstance(console, Console)
     scene.now_s = time.time()

@@ -17,7 +17,7 @@ from phalanx.cli.demo.recovery_time import OTHER_SYSTEMS, latest_job_kill
 from phalanx.cli.demo.state import DemoState
 from phalanx.cli.terminal_chart import AxisLimits, ChartBar, ChartMarker, ChartSeries, bar_chart, line_chart
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.nodes import DeviceView, NodeView
 
 _TWO_COLUMNS_FROM: Final = 110

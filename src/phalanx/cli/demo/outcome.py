@@ -11,7 +11,7 @@ import msgspec
 from phalanx.cli.demo.recovery_time import OTHER_SYSTEMS, latest_job_kill
 from phalanx.cli.demo.state import DemoState
 from phalanx.core.accounting.usage_summary import AttemptSummary, UsageSummary
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

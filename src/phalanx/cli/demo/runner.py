@@ -14,8 +14,7 @@ from phalanx.cli.demo.state import DemoState
 from phalanx.cli.demo.views import DemoView
 from phalanx.core.accounting.usage_summary import UsageSummary
 from phalanx.core.errors import Conflict, WaitTimedOut
-from phalanx.core.work.attempt import AttemptState
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import AttemptState, JobState
 
 _WATCH_S: Final = 600.0  # a longer demo counts as hung
 _NODES_S: Final = 30.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from phalanx.cli.jobs.log_pages import all_pages, check_rank, tail_page
 from phalanx.cli.jobs.log_printer import JsonPrinter, LogPrinter
 from phalanx.core.work.array import parse_array
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.jobs import JobView
 
 if TYPE_CHECKING:

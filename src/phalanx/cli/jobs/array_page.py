@@ -9,7 +9,7 @@ from phalanx.cli.list_output import ListView
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.work.array import parse_array
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.jobs import JobView
 
 _BAR: Final = 20  # columns

@@ -16,7 +16,7 @@ from phalanx.cli.list_output import to_json
 from phalanx.cli.option_types import DURATION
 from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest, PhalanxError, Unreachable
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.jobs import JobView
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_duration
 from phalanx.core.work.array import parse_array
 from phalanx.core.work.exit_code import code_beside
-from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.nearest_match import suggestion
+from phalanx.core.work.states import JobState, WaitReasonCode
 from phalanx.wire.api.jobs import JobView, staging_text
 
 if TYPE_CHECKING:

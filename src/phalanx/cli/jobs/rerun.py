@@ -19,11 +19,11 @@ from phalanx.cli.jobs.submit import submit_and_wait, wait_options
 from phalanx.cli.serve.services import find_service
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.work.array import format_indices, parse_array
-from phalanx.core.work.job import JobState
 from phalanx.core.work.job_file.command import command_of
 from phalanx.core.work.job_file.command_parameters import parameter_names, with_parameter
 from phalanx.core.work.job_file.keys import KEY_KINDS, ValueKind
 from phalanx.core.work.sbatch_scripts.het_components import slurm_settings
+from phalanx.core.work.states import JobState
 
 if TYPE_CHECKING:
     from phalanx.client import Client

@@ -30,7 +30,7 @@ from phalanx.core.resources import amount_time_text
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.extras import extras_text
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.jobs import AttemptView, JobView, RoleView, staging_text
 
 if TYPE_CHECKING:

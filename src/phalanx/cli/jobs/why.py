@@ -20,7 +20,7 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.hints import parse_hint
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.states import JobState, WaitReasonCode
 from phalanx.web.command_hints import render_hint
 from phalanx.wire.why import (
     BlockerView,

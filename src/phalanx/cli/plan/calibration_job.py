@@ -24,7 +24,7 @@ from phalanx.cli.terminal import strip_control, terminal
 from phalanx.cli.wait_text import wait_text
 from phalanx.core.errors import PhalanxError, TooLarge
 from phalanx.core.fleet.hostlist import fold_hostlist
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.planner.calibration.profile import Profile
 from phalanx.planner.calibration.record_codec import decode_record
 from phalanx.planner.calibration.samples import CalibratedNode, Samples, build_profile

@@ -28,7 +28,7 @@ from phalanx.cli.terminal import strip_control
 from phalanx.cli.wait_text import wait_text
 from phalanx.core.errors import BadFile, NotFound, Unreachable
 from phalanx.core.units import format_bytes, format_duration, parse_duration_s
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 
 if TYPE_CHECKING:
     from phalanx.batches.batch_job import BatchPacker

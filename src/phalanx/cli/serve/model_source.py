@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.core.errors import BadRequest, NotFound
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 
 if TYPE_CHECKING:
     from phalanx.client import Client

@@ -18,7 +18,7 @@ from phalanx.cli.wait_text import wait_text
 from phalanx.core.errors import Conflict, WaitTimedOut
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 
 if TYPE_CHECKING:
     from phalanx.client import Client

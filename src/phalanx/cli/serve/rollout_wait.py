@@ -15,8 +15,8 @@ from phalanx.cli.wait_text import wait_text
 from phalanx.core.errors import Conflict, PhalanxError, Unreachable, WaitTimedOut
 from phalanx.core.lifecycle.service import ROLLOUT_RESTARTS_MAX
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import JobState
 from phalanx.core.work.services.service import NO_REVISION, ServiceState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.canary_text import comparison_of, progress_of
 from phalanx.wire.api.jobs import JobView, staging_text
 from phalanx.wire.api.services import ServiceDetail, ServiceView, replica_state

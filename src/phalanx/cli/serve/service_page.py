@@ -12,9 +12,9 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.cli.wait_text import wait_text
 from phalanx.core.units import format_duration, format_latency
-from phalanx.core.work.job import JobState
 from phalanx.core.work.services.revision_changes import KeyChange
 from phalanx.core.work.services.service import ServiceState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.canary_text import comparison_of, progress_of
 from phalanx.wire.api.services import RevisionView, ServiceDetail, ServiceView, replica_state
 

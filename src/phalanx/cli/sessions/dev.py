@@ -21,7 +21,7 @@ from phalanx.cli.sessions.dev_programs import EDITORS, SHELL, await_editor
 from phalanx.cli.sessions.terminal_session import attach_terminal, await_running, check_terminal
 from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest, Conflict
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.jobs import JobView
 
 if TYPE_CHECKING:

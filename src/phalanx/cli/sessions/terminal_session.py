@@ -13,8 +13,7 @@ from phalanx.cli.jobs.job_follower import StatePrinter, StatusLine
 from phalanx.cli.sessions.session_input import InputSender, print_beside, raw_terminal, terminal_size
 from phalanx.client import terminal_relay
 from phalanx.core.errors import BadRequest, Conflict, TryLater, Unreachable
-from phalanx.core.work.attempt import AttemptState
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import AttemptState, JobState
 
 if TYPE_CHECKING:
     from phalanx.client import Client

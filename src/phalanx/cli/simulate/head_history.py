@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from phalanx.core.errors import NotFound
 from phalanx.core.units import format_duration
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.core.work.job import TERMINAL_STATES
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.share import MILLI_PER_DEVICE
+from phalanx.core.work.states import TERMINAL_STATES
 from phalanx.simulator.fleet import TraceNode
 from phalanx.simulator.trace import Trace, TraceJob, normalize_model
 from phalanx.wire.api.jobs import JobView

@@ -13,7 +13,7 @@ from phalanx.cli.slurm_views.arguments import parse_words
 from phalanx.cli.slurm_views.own_job import job_id
 from phalanx.core.errors import BadRequest, Conflict, NotFound
 from phalanx.core.fleet.hostlist import expand_hostlist
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 
 _CHANGES: Final = ("hold", "release", "requeue", "uhold")
 

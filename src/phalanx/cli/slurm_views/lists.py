@@ -24,7 +24,7 @@ from phalanx.cli.slurm_views.rows import (
 from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import NotFound
 from phalanx.core.fleet.hostlist import expand_hostlist
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 
 if TYPE_CHECKING:
     from phalanx.client import Client

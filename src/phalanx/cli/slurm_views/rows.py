@@ -10,7 +10,7 @@ from typing import Final
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.units import MIB
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.jobs import JobView
 from phalanx.wire.api.nodes import NodeView
 

@@ -12,7 +12,7 @@ from phalanx.cli.connection import connect
 from phalanx.cli.jobs.ps import job_lines
 from phalanx.cli.terminal import Terminal, terminal, truncate
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.fleet import FleetFrame
 from phalanx.wire.api.head import Overview
 

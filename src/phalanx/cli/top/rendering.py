@@ -18,7 +18,7 @@ from phalanx.core.fleet.node_pool import PoolNodeState
 from phalanx.core.ids import NodeId
 from phalanx.core.units import format_duration
 from phalanx.core.work.exit_code import code_beside
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.cell_states import CellState
 from phalanx.wire.api.fleet import FleetFrame
 from phalanx.wire.api.head import Overview

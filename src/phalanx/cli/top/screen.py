@@ -29,7 +29,7 @@ from phalanx.cli.top.rendering import (
 )
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import JobId
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.web.command_hints import error_line
 from phalanx.wire.api.fleet import FleetFrame
 from phalanx.wire.api.head import Overview

@@ -24,7 +24,7 @@ from phalanx.cli.transfers.transfer_progress import ProgressReader
 from phalanx.core.errors import BadFile, NotFound, PhalanxError, Unreachable
 from phalanx.core.units import format_bytes
 from phalanx.core.work.array import parse_array
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.output import ARCHIVE_OFFSET, ARCHIVE_SHA256
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from phalanx.core.errors import BadRequest, Unreachable
-from phalanx.core.work.job import JobState
 from phalanx.core.work.retention import RetainedFiles
+from phalanx.core.work.states import JobState
 from phalanx.node.data import checkpoint_objects, output_objects
 from phalanx.node.data.sources import ObjectsRefused, SourceUnavailable
 from phalanx.node.logic.dataset import DatasetInvalid

@@ -15,7 +15,8 @@ from phalanx.core.ids import JobId
 from phalanx.core.lifecycle import job as jobs
 from phalanx.core.lifecycle.transitions import AttemptCase, TransitionResult
 from phalanx.core.state.events import CancelAllJobs, CancelJob, HoldJob, ParkJob, RequeueJob, UpdateJob
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import JobState
 from phalanx.core.work.users import Action
 
 handlers: Final = RequestHandlers()

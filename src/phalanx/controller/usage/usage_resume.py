@@ -14,7 +14,8 @@ from phalanx.core.ids import NodeId
 from phalanx.core.resources import MILLI_PER_DEVICE
 from phalanx.core.state.records import USAGE_HOURS
 from phalanx.core.state.world import World
-from phalanx.core.work.attempt import Attempt, AttemptState
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.states import AttemptState
 from phalanx.core.work.usage.usage_hour import UsageHour, UsageMark, UsageRow
 from phalanx.ports.store import JobFilter, Store
 

@@ -20,9 +20,9 @@ from phalanx.core.ids import JobId, NodeId, QueueId
 from phalanx.core.resources import MILLI_PER_DEVICE
 from phalanx.core.state.records import QUEUES, RecordKind
 from phalanx.core.state.reports import IdleJob, IdleJobsObserved
-from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue, alarm_after_s, idle_policy
+from phalanx.core.work.states import AttemptState
 from phalanx.core.work.usage.waste_terms import ALARM_AFTER_S, CRASHES_MIN, WasteKind
 
 LOOK_EVERY_MS: Final = 5000  # an alarm begins at most so late, and 10 s for the sample that shows it

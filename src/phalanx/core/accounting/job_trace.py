@@ -14,7 +14,8 @@ from typing import Final
 
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.attempt import Attempt, EndCause
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import JobState
 
 AttributeValue = str | int | float | bool | Sequence[str]
 EVENTS_MAX: Final = 100  # of one span; the newest are left out, and counted in an attribute

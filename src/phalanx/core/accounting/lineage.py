@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from phalanx.core.accounting.reports import Reports, StepRecord
 from phalanx.core.ids import Epoch
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import JobState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

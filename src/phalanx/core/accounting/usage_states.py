@@ -18,7 +18,8 @@ from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.node_pool import COMING_STATES, PoolNode, PoolNodeState
 from phalanx.core.ids import NodeId
 from phalanx.core.resources import MILLI_PER_DEVICE
-from phalanx.core.work.attempt import Attempt, AttemptState, EndCause, MemberState
+from phalanx.core.work.attempt import Attempt, EndCause, MemberState
+from phalanx.core.work.states import AttemptState
 
 STARTING_MAX_S: Final = 120.0
 """A job without step reports that was not active so long after its processes began is idle, no longer starting. Imports and the loading of

@@ -24,8 +24,9 @@ from phalanx.core.accounting.reports import (
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.share import MILLI_PER_DEVICE, gpus_of
+from phalanx.core.work.states import JobState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

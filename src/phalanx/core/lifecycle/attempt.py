@@ -61,15 +61,9 @@ from phalanx.core.state.reports import (
     TaskExited,
 )
 from phalanx.core.units import format_duration
-from phalanx.core.work.attempt import (
-    Attempt,
-    AttemptState,
-    EndCause,
-    Member,
-    MemberState,
-    TaskExit,
-)
+from phalanx.core.work.attempt import Attempt, EndCause, Member, MemberState, TaskExit
 from phalanx.core.work.failure import FailureEvidence
+from phalanx.core.work.states import AttemptState
 
 CLOCK_OFF_S: Final = 5.0
 """Wall clocks further apart are reported, since deadlines are sent as Unix time: above the uncertainty of a renewal's round trip (1 s),

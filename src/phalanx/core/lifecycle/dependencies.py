@@ -30,7 +30,8 @@ from phalanx.core.lifecycle.transitions import (
 from phalanx.core.state.relations import UserJobName
 from phalanx.core.state.world import World
 from phalanx.core.work.dependency import Dependency, DependencyKind, describe_dependencies
-from phalanx.core.work.job import Job, JobState, WaitReasonCode, dependency_reason
+from phalanx.core.work.job import Job, dependency_reason
+from phalanx.core.work.states import JobState, WaitReasonCode
 
 NEVER_RAN: Final = 143  # exit code of a job that ended before it ran; the same as for a cancelled job
 _OVER: Final = {

@@ -20,7 +20,8 @@ from phalanx.core.state.fast_replace import replace
 from phalanx.core.units import format_duration
 from phalanx.core.work.allocation import Allocation
 from phalanx.core.work.attempt import Attempt, EndCause, Member
-from phalanx.core.work.job import Job, JobState, WaitReasonCode
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import JobState, WaitReasonCode
 
 
 def place(job: Job, allocation: Allocation, facts: TransitionContext, speed: float = 1.0) -> TransitionResult:

@@ -15,10 +15,11 @@ from typing import Final
 from phalanx.core.ids import JobId
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.units import format_duration
-from phalanx.core.work.attempt import Attempt, AttemptState, SleepPhase
-from phalanx.core.work.job import Job, JobState, WaitReasonCode
+from phalanx.core.work.attempt import Attempt, SleepPhase
+from phalanx.core.work.job import Job
 from phalanx.core.work.services.canary import Canary
 from phalanx.core.work.services.service import NO_REVISION, Revision, Service, ServiceState, with_served
+from phalanx.core.work.states import AttemptState, JobState, WaitReasonCode
 
 SURGE: Final = 1  # replicas that a rollout starts beyond the wanted number
 ROOM_WAIT_S: Final = 15.0  # a new replica that waits this long for devices counts as having no room beside the old ones

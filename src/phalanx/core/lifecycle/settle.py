@@ -23,22 +23,11 @@ from phalanx.core.lifecycle.transitions import (
     history_line,
 )
 from phalanx.core.state.fast_replace import replace
-from phalanx.core.work.attempt import (
-    TIME_LIMIT_NOTE,
-    Attempt,
-    AttemptState,
-    EndCause,
-    Member,
-    MemberState,
-)
+from phalanx.core.work.attempt import TIME_LIMIT_NOTE, Attempt, EndCause, Member, MemberState
 from phalanx.core.work.exit_code import code_beside
 from phalanx.core.work.failure import FailureReaction
-from phalanx.core.work.job import (
-    BACKOFF_MAX_S,
-    Job,
-    JobState,
-    WaitReasonCode,
-)
+from phalanx.core.work.job import BACKOFF_MAX_S, Job
+from phalanx.core.work.states import AttemptState, JobState, WaitReasonCode
 
 _REASON = {
     EndCause.PREEMPTED: WaitReasonCode.PREEMPTED,

@@ -11,7 +11,8 @@ from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.state.world import World
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import JobState
 
 
 def rejection_reason(world: World, placement: Placement) -> str:

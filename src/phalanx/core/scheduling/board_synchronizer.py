@@ -36,10 +36,11 @@ from phalanx.core.scheduling.staging_targets import StagingTargets
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.extras import Licence
-from phalanx.core.work.job import Job, JobState, WaitReasonCode
+from phalanx.core.work.job import Job
 from phalanx.core.work.job_file.data_sources import staged_keys
 from phalanx.core.work.queue import Queue, min_stay_s
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.states import JobState, WaitReasonCode
 
 LEARNED_STATES: Final = (
     JobState.SUCCEEDED,

@@ -27,11 +27,12 @@ from phalanx.core.scheduling.sharing.shared_devices import SharedDevice
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.snapshot import EMPTY_USAGE, Usage
 from phalanx.core.work.allocation import Allocation, NodeGrant
-from phalanx.core.work.job import Job, WaitReasonCode
+from phalanx.core.work.job import Job
 from phalanx.core.work.mig_request import profile_milli
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.share import MIG_GROUP, MILLI_PER_DEVICE, DeviceShare, GrantedSlice, ShareKind
 from phalanx.core.work.spec import JobSpec, Role, TopologyConstraint
+from phalanx.core.work.states import WaitReasonCode
 
 _NO_SHARE: Final = -1
 NO_LICENCES: Final[Mapping[str, int]] = {}

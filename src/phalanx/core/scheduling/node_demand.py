@@ -29,9 +29,10 @@ from phalanx.core.state.plan import WaitReason, WantedNodes
 from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.units import format_duration
 from phalanx.core.work.extras import seats_of
-from phalanx.core.work.job import Job, JobState, WaitReasonCode
+from phalanx.core.work.job import Job
 from phalanx.core.work.quotas.quota_tree import QuotaTree
 from phalanx.core.work.share import MILLI_PER_DEVICE
+from phalanx.core.work.states import JobState, WaitReasonCode
 
 JOBS_MAX: Final = 512  # waiting jobs considered at once; later ones follow when these run
 JOBS_SEEN_MAX: Final = 2048  # looked at for them: to say why a job waits costs more than to place it here

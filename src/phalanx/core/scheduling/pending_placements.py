@@ -11,7 +11,7 @@ from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.fleet_index import FleetIndex, PendingUsage
 from phalanx.core.scheduling.sharing.shared_devices import SharedDevice
 from phalanx.core.state.plan import Placement
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 
 REJECTED_MAX_S: Final = 600.0  # a start whose placement is rejected for this long is cancelled
 

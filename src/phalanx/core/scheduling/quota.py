@@ -31,7 +31,7 @@ from typing import Final
 from phalanx.core.ids import JobId, QueueId, UserId
 from phalanx.core.resources import Resources
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.job import Job, WaitReasonCode
+from phalanx.core.work.job import Job
 from phalanx.core.work.queue import (
     HOUR_S,
     NO_USER,
@@ -45,6 +45,7 @@ from phalanx.core.work.queue import (
 )
 from phalanx.core.work.quotas.quota_tree import FLEET, QuotaRefusal, QuotaTree
 from phalanx.core.work.share import MILLI_PER_DEVICE, gpus_of
+from phalanx.core.work.states import WaitReasonCode
 
 _RATIO_MAX: Final = 1000.0  # 2^-1000 is still above 0; past it queues are equally last
 

@@ -26,7 +26,7 @@ from phalanx.core.state.reports import Report
 from phalanx.core.work.burst_rule import BurstRule
 from phalanx.core.work.channel import Channel, ChannelMark
 from phalanx.core.work.extras import Licence
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
@@ -35,6 +35,7 @@ from phalanx.core.work.services.service import Service
 from phalanx.core.work.services.service_use import ServiceUseHour
 from phalanx.core.work.sign_in import SignInSettings
 from phalanx.core.work.spec import JobSpec
+from phalanx.core.work.states import JobState
 from phalanx.core.work.usage.monthly_budget import MonthlyBudget
 from phalanx.core.work.usage.price_list import PriceList
 from phalanx.core.work.users import Identity, Token, User, UserRole

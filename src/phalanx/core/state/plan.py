@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from phalanx.core.ids import JobId, NodeId, PoolId
 from phalanx.core.work.allocation import Allocation
 from phalanx.core.work.attempt import EndCause
-from phalanx.core.work.job import WaitReasonCode
+from phalanx.core.work.states import WaitReasonCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from typing import Any
 
 from phalanx.core.ids import JobId, ServiceId, UserId
 from phalanx.core.work.dependency import Dependency, DependencyKind
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import JobState
 
 JobIndex = dict[Any, dict[JobId, None]]
 UserJobName = tuple[UserId, str]

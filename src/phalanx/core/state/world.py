@@ -32,10 +32,11 @@ from phalanx.core.state.relations import JobRelations
 from phalanx.core.state.snapshot import EMPTY_USAGE, Snapshot, Usage
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.extras import Licence, seats_of
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue, QueueUsage, add_usage
 from phalanx.core.work.quotas.quota_tree import QuotaTree
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.states import JobState
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -11,7 +11,7 @@ from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.work.allocation import Allocation
 from phalanx.core.work.failure import FailureDiagnosis, FailureEvidence
 from phalanx.core.work.job import PublishedCheckpoint
-from phalanx.core.work.states import AttemptState as AttemptState  # noqa: PLC0414  # most modules need the records too, and take it from here
+from phalanx.core.work.states import AttemptState
 
 FIRST_GENERATION: Final = Generation(0)
 TIME_LIMIT_NOTE: Final = "time limit"  # on exits of tasks that a supervisor itself ended at the job's time limit

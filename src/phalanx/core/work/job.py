@@ -11,9 +11,7 @@ from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKi
 from phalanx.core.work.pace import MeasuredPace, StatedEnd
 from phalanx.core.work.services.service_terms import ReplicaPosition
 from phalanx.core.work.spec import JobSpec
-from phalanx.core.work.states import TERMINAL_STATES as TERMINAL_STATES  # noqa: PLC0414  # most modules need the records too, and take it from here
-from phalanx.core.work.states import JobState as JobState  # noqa: PLC0414  # most modules need the records too, and take it from here
-from phalanx.core.work.states import WaitReasonCode as WaitReasonCode  # noqa: PLC0414  # most modules need the records too, and take it from here
+from phalanx.core.work.states import JobState, WaitReasonCode
 
 NO_EPOCH: Final = Epoch(0)  # a job without an attempt
 COPY_NAME: Final = "data-of-"  # of a job that copies data for another, whose id follows

@@ -11,7 +11,8 @@ from phalanx.core.ids import NodeId
 from phalanx.core.state.events import Event
 from phalanx.core.state.reports import AttemptQueued, AttemptWithdrawn, SeatLost
 from phalanx.core.units import format_duration
-from phalanx.core.work.attempt import Attempt, AttemptState, EndCause, MemberState
+from phalanx.core.work.attempt import Attempt, EndCause, MemberState
+from phalanx.core.work.states import AttemptState
 from phalanx.engines.kubernetes.autoscaler_notes import AutoscalerNote, notes_in_words
 from phalanx.engines.kubernetes.parse import PodState
 from phalanx.wire.seat import SEAT_CERTIFICATE_REJECTED, SEAT_HEAD_UNREACHABLE, SEAT_IMAGE_UNFIT

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from phalanx.core.state.reports import AttemptReclaimed
-from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.states import AttemptState
 from phalanx.engines.kubernetes.attempt_pods import AttemptPods
 from phalanx.engines.kubernetes.inventory import tolerations_of
 from phalanx.engines.kubernetes.parse import KubernetesNode, PodState, Taint, tolerates

@@ -14,8 +14,9 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.ids import Epoch, JobId
 from phalanx.core.state.events import Event
 from phalanx.core.state.reports import AttemptQueued, AttemptReclaimed, AttemptWithdrawn
-from phalanx.core.work.attempt import Attempt, AttemptState, EndCause, MemberState
+from phalanx.core.work.attempt import Attempt, EndCause, MemberState
 from phalanx.core.work.job import Job
+from phalanx.core.work.states import AttemptState
 from phalanx.engines.kubernetes import options as names
 from phalanx.engines.kubernetes import render
 from phalanx.engines.kubernetes.parse import INDEX_ANNOTATION, PodState, condition, one_line

@@ -20,8 +20,9 @@ from phalanx.core.fleet.node import Cordon, Node, NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.state.events import Event
 from phalanx.core.state.reports import AttemptWithdrawn, NodeDied, NodeListed
-from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
+from phalanx.core.work.attempt import Attempt, EndCause
 from phalanx.core.work.job import Job
+from phalanx.core.work.states import AttemptState
 from phalanx.engines.observations import Observations
 from phalanx.engines.slurm import (
     commands,

@@ -10,7 +10,8 @@ from typing import Final
 from phalanx.core.ids import NodeId, UserId
 from phalanx.core.state.events import CancelJob, Event
 from phalanx.core.state.reports import AttemptWithdrawn, SeatLost
-from phalanx.core.work.attempt import Attempt, AttemptState, EndCause, MemberState
+from phalanx.core.work.attempt import Attempt, EndCause, MemberState
+from phalanx.core.work.states import AttemptState
 from phalanx.engines.slurm.limits import SlurmLimit, limit_of
 from phalanx.engines.slurm.parse import SlurmJob
 from phalanx.wire.seat import SEAT_CERTIFICATE_REJECTED, SEAT_HEAD_UNREACHABLE

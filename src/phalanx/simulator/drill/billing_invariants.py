@@ -13,9 +13,10 @@ from phalanx.core.ids import Epoch, JobId, QueueId
 from phalanx.core.resources import Extras
 from phalanx.core.state.records import Record
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.queue import QueueUsage
 from phalanx.core.work.share import MILLI_PER_DEVICE
+from phalanx.core.work.states import JobState
 from phalanx.simulator.drill.protocols import ObservedCluster
 from phalanx.simulator.drill.violations import InvariantBroken
 

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Final
 
 from phalanx.core.lifecycle.attempt import TRANSITIONS
-from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.states import AttemptState
 from phalanx.simulator.drill import recorded_transitions
 from phalanx.simulator.drill.coverage import Coverage
 from phalanx.simulator.drill.faults import FAULT_KINDS

@@ -12,12 +12,8 @@ from phalanx.core.errors import TryLater
 from phalanx.core.ids import JobId, SupervisorId
 from phalanx.core.state.events import PreparePlannedStop
 from phalanx.core.state.reports import AttemptWithdrawn, NodeDied
-from phalanx.core.work.attempt import (
-    Attempt,
-    AttemptState,
-    EndCause,
-    MemberState,
-)
+from phalanx.core.work.attempt import Attempt, EndCause, MemberState
+from phalanx.core.work.states import AttemptState
 from phalanx.node.logic.events import HangDetected
 from phalanx.node.logic.hang_detector import Hang
 from phalanx.simulator.drill.disk import CommitCrash

@@ -20,21 +20,12 @@ from phalanx.core.state.reports import CheckpointSaved
 from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.state.world import World
 from phalanx.core.work.allocation import NodeGrant
-from phalanx.core.work.attempt import (
-    Attempt,
-    AttemptState,
-    EndCause,
-    MemberState,
-)
+from phalanx.core.work.attempt import Attempt, EndCause, MemberState
 from phalanx.core.work.dependency import Dependency, DependencyKind, array_element_id
-from phalanx.core.work.job import (
-    NO_EPOCH,
-    Job,
-    JobState,
-    PublishedCheckpoint,
-)
+from phalanx.core.work.job import NO_EPOCH, Job, PublishedCheckpoint
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.spec import Role
+from phalanx.core.work.states import AttemptState, JobState
 from phalanx.simulator.drill.behaviour import CANARY_VALUE
 from phalanx.simulator.drill.billing_invariants import BillingChecker
 from phalanx.simulator.drill.head import DrillHead

@@ -17,10 +17,11 @@ from phalanx.core.resources import NO_RESOURCES, Resources
 from phalanx.core.scheduling.shape import acceptable_shapes
 from phalanx.core.state.events import CancelJob, UncordonNode
 from phalanx.core.state.world import World
-from phalanx.core.work.attempt import Attempt, AttemptState
-from phalanx.core.work.job import BACKOFF_MAX_S, Job, JobState, WaitReasonCode
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import BACKOFF_MAX_S, Job
 from phalanx.core.work.quotas.quota_tree import QuotaTree
 from phalanx.core.work.spec import Role
+from phalanx.core.work.states import AttemptState, JobState, WaitReasonCode
 from phalanx.simulator.drill.clock import BEGIN_BOOT_S
 from phalanx.simulator.drill.cluster import DrillCluster
 from phalanx.simulator.drill.coverage import Coverage, count_transitions

@@ -11,8 +11,9 @@ from phalanx.core.ids import JobId, NodeId, UserId
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import ATTEMPTS, IDEMPOTENCY, JOBS, RESERVATIONS, RecordKind
 from phalanx.core.state.world import World
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.job_file.labels import LabelFilter
+from phalanx.core.work.states import JobState
 from phalanx.ports.store import JobFilter, JobOrder, Viewer
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.loading import ENDED_JOBS_LOADED, KEYS_LOADED, build_world

@@ -14,8 +14,9 @@ from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import ATTEMPTS, RESERVATIONS, TOKENS, RecordKind
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.states import JobState
 from phalanx.core.work.users import Token
 from phalanx.ports.store import JobFilter, Store, Viewer
 from phalanx.store.sql import reading

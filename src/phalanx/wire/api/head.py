@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from phalanx.core.ids import ProjectId, TokenId, UserId
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.core.work.users import Action, UserRole
 from phalanx.wire.api.jobs import JobView
 from phalanx.wire.api.nodes import NodeView, OrderedNodeView

@@ -9,8 +9,8 @@ import msgspec
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.units import format_bytes, format_duration
-from phalanx.core.work.attempt import AttemptState, EndCause
-from phalanx.core.work.job import JobState
+from phalanx.core.work.attempt import EndCause
+from phalanx.core.work.states import AttemptState, JobState
 
 _STAGING_MAX: Final = 3  # nodes in one line
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"

@@ -8,8 +8,7 @@ import msgspec
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.state.history import HistoryLine
-from phalanx.core.work.attempt import AttemptState
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import AttemptState, JobState
 
 ARCHIVE_BYTES_HEADER: Final = "phalanx-archive-bytes"  # of an archive's reply: its expected length
 ARCHIVE_TIME_HEADER: Final = "phalanx-archive-time"  # the head's clock when the archive was begun, in Unix seconds

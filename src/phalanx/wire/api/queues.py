@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from phalanx.core.ids import QueueId, UserId
-from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import BUDGET_PERIOD_S
+from phalanx.core.work.states import WaitReasonCode
 from phalanx.core.work.usage.waste_terms import IDLE_STATES, IdleAction, WasteKind
 from phalanx.wire.api.jobs import ImpossibleJobView
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, ServiceId, UserId
-from phalanx.core.work.job import JobState
 from phalanx.core.work.services.revision_changes import KeyChange
 from phalanx.core.work.services.service import ServiceState
+from phalanx.core.work.states import JobState
 from phalanx.wire.api.history import Column
 from phalanx.wire.api.jobs import JobView
 

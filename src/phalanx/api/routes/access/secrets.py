@@ -23,7 +23,6 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import Epoch, JobId, ProjectId
 from phalanx.core.state.events import PutOwnSecret, PutSecret, RemoveOwnSecret, RemoveSecret, ReplaceSecrets
 from phalanx.core.state.records import PROJECTS, SECRETS, SIGN_IN
-from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.seats import node_of_supervisor
 from phalanx.core.work.secret import (
     Secret,
@@ -34,6 +33,7 @@ from phalanx.core.work.secret import (
     secret_id,
 )
 from phalanx.core.work.sign_in import PROVIDER
+from phalanx.core.work.states import AttemptState
 from phalanx.core.work.users import Action
 from phalanx.wire.api.secrets import SecretBody, SecretList, SecretRemoved, SecretReply, SecretsRotated, SecretView
 from phalanx.wire.supervisor import SecretValues

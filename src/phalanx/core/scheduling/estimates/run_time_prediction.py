@@ -26,7 +26,8 @@ from typing import Final
 
 from phalanx.core.ids import QueueId, UserId
 from phalanx.core.scheduling.estimates.hazard_table import size_of
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job
+from phalanx.core.work.states import JobState
 
 LOW_QUANTILE, MEDIAN_QUANTILE, HIGH_QUANTILE = 0.1, 0.5, 0.9  # the reported range, in which four of five jobs end
 ENDS_MIN: Final = 9  # with this many, smallest and largest are the quantiles LOW and HIGH: n with 1 / (n + 1) = LOW

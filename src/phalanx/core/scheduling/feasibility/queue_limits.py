@@ -13,10 +13,10 @@ from phalanx.core.scheduling.feasibility.node_scopes import NodeScope, ScopedNod
 from phalanx.core.scheduling.feasibility.node_shapes import RequestShapes
 from phalanx.core.scheduling.feasibility.request import FeasibilityRequest
 from phalanx.core.work.extras import Licence, seats_of
-from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas.quota_tree import FLEET, QuotaDimension, QuotaRefusal, QuotaTree
 from phalanx.core.work.share import gpus_of
+from phalanx.core.work.states import WaitReasonCode
 
 
 class QueueLimits:

@@ -34,12 +34,12 @@ from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.plan import Plan
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.units import format_duration
-from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.burst_rule import BurstRule
 from phalanx.core.work.job import Job
 from phalanx.core.work.job_file.data_sources import staged_keys
 from phalanx.core.work.queue import Project, Queue, burst_rule
 from phalanx.core.work.share import MILLI_PER_DEVICE
+from phalanx.core.work.states import AttemptState
 
 FORECAST_EVERY_S: Final = 10.0  # between two forecasts of the line, at least
 NEW_JOB_SHARE: Final = 0.1  # of that time, for a job that the newest forecast does not have

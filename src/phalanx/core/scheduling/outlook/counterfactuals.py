@@ -31,11 +31,12 @@ from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.units import format_duration
 from phalanx.core.work.gpus import GPU_KINDS_MAX, GpuRequest
-from phalanx.core.work.job import Job, WaitReasonCode
+from phalanx.core.work.job import Job
 from phalanx.core.work.job_file.launchers import single_node_launcher
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas.quota_tree import QuotaRefusal
 from phalanx.core.work.spec import LaunchMode
+from phalanx.core.work.states import WaitReasonCode
 
 _Answer = TypeVar("_Answer")
 

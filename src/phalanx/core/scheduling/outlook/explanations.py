@@ -27,15 +27,10 @@ from phalanx.core.state.plan import PlannedStop, WaitReason
 from phalanx.core.units import GIB, format_duration
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.dependency import describe_dependencies
-from phalanx.core.work.job import (
-    BACKOFF_MAX_S,
-    Job,
-    JobState,
-    WaitReasonCode,
-    dependency_reason,
-)
+from phalanx.core.work.job import BACKOFF_MAX_S, Job, dependency_reason
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.share import gpus_text
+from phalanx.core.work.states import JobState, WaitReasonCode
 
 
 class SchedulerView(Protocol):

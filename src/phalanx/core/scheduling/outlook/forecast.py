@@ -26,12 +26,12 @@ from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.node_bitsets import bitset_of
 from phalanx.core.scheduling.outlook.slice_times import slices_free_at_s
 from phalanx.core.scheduling.outlook.what_if import Trial
-from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import DependencyKind
-from phalanx.core.work.job import Job, WaitReasonCode
+from phalanx.core.work.job import Job
 from phalanx.core.work.quotas.quota_tree import FLEET, QuotaRefusal
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.share import MILLI_PER_DEVICE
+from phalanx.core.work.states import AttemptState, WaitReasonCode
 
 JOBS_AHEAD_MAX: Final = 256  # jobs ahead that are simulated; with more of them no latest start is given
 DEPENDENCY_DEPTH_MAX: Final = 4  # length to which a chain of dependencies is followed

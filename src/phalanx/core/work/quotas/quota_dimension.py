@@ -11,8 +11,8 @@ from typing import Final
 
 from phalanx.core.ids import QueueId
 from phalanx.core.resources import GPUS, quantity, quantity_text
-from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import NO_TERMS, QuotaTerms
+from phalanx.core.work.states import WaitReasonCode
 
 FLEET: Final = 0  # the root above all queues: what the fleet has
 UNLIMITED: Final = 1 << 62  # larger than any fleet, also in bytes

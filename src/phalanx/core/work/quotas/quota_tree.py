@@ -31,9 +31,9 @@ from collections.abc import Iterable, Iterator
 
 from phalanx.core.ids import QueueId
 from phalanx.core.resources import GPUS, Resources, quantity
-from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas.quota_dimension import FLEET, UNLIMITED, QuotaDimension, QuotaRefusal
+from phalanx.core.work.states import WaitReasonCode
 
 __all__ = ["FLEET", "UNLIMITED", "QuotaDimension", "QuotaRefusal", "QuotaTree"]
 

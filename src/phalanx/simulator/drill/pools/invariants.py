@@ -16,8 +16,9 @@ from phalanx.core.ids import NodeId
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import ATTEMPTS, NODE_POOLS, POOL_NODES, Record
 from phalanx.core.state.world import World, WorldChange
-from phalanx.core.work.attempt import Attempt, AttemptState
+from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
+from phalanx.core.work.states import AttemptState
 from phalanx.ports.store import Store
 from phalanx.simulator.drill.pools.provider import DrillProvider, PoolMachine
 from phalanx.simulator.drill.violations import InvariantBroken, require

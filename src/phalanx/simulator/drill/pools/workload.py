@@ -13,10 +13,10 @@ from phalanx.core.resources import Resources
 from phalanx.core.state.events import PutNodePool, RemoveNodePool, SubmitJob, UncordonNode
 from phalanx.core.state.records import NODE_POOLS, POOL_NODES
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
-from phalanx.core.work.job import JobState
 from phalanx.core.work.quotas.quota_tree import QuotaTree
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.spec import JobSpec, Role
+from phalanx.core.work.states import JobState
 from phalanx.simulator.drill.clock import BEGIN_UNIX_S
 from phalanx.simulator.drill.disk import CommitCrash
 from phalanx.simulator.drill.pools.invariants import ONCE

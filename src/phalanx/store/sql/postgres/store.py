@@ -14,7 +14,7 @@ from typing import Final
 import psycopg
 
 from phalanx.core.ids import Epoch, JobId
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.failpoints import hit
 from phalanx.ports.store import Batch, StaleLeader, StoreDiverged, StoreRefused
 from phalanx.store.commit_checks import (

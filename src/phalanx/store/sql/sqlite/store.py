@@ -11,7 +11,7 @@ from typing import Final
 import apsw
 
 from phalanx.core.ids import Epoch, JobId
-from phalanx.core.work.job import JobState
+from phalanx.core.work.states import JobState
 from phalanx.failpoints import around, hit
 from phalanx.ports.store import Batch, StoreRefused
 from phalanx.store.commit_checks import (
