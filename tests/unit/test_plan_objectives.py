@@ -385,3 +385,12 @@ def test_a_proposed_batch_has_whole_groups():
     answer = planned("llama-3-8b", "3xh100:8", **options)
     assert answer.next_command == "phalanx plan llama-3-8b --gpus 3xh100:8 --group 5 --method grpo --global-batch 120"
     assert planned("llama-3-8b", "3xh100:8", **options | {"global_batch": "120"}).fits
+
+
+def test_a_batch_on_more_nodes_divides_among_the_updates_too():
+    asked = {"method": "grpo", "stack": "verl", "updates": "3", "group": "4", "global_batch": "24"}
+    answer = planned("llama-3-70b", "h100:8", **asked)
+    assert not answer.fits
+    assert any(
+        "--gpus 4xh100-sxm5-80gb:8 --global-batch 96:" in text for text in answer.alternatives
+    )  # 3 updates, 32 GPUs

@@ -24,12 +24,13 @@ from phalanx.planner.search.request import (
     FittingChange,
     LayoutAnswer,
     LayoutRequest,
+    next_batch,
 )
 from phalanx.planner.search.simple_layout import simple_layout
 from phalanx.planner.serving.rollout import RolloutRequest
 from phalanx.plans.amounts import format_seconds
 from phalanx.plans.formulas import ExplainedLayout, explain_layout
-from phalanx.plans.global_batch import batch_grain, next_batch
+from phalanx.plans.global_batch import grain_of
 from phalanx.plans.machine import PlannedFleet
 from phalanx.plans.method import WrittenAnswers, method_word
 from phalanx.plans.records import (
@@ -171,20 +172,20 @@ def _samples(asked: LayoutRequest, first: EvaluatedLayout) -> ShownSamples | Non
 
 def _host_notes(asked: LayoutRequest, shown: Sequence[LayoutFigures]) -> list[str]:
     """Return what is assumed of the host, and what makes its update slow."""
-    machine = asked.machine
+    machine, stores = asked.machine, any(one.host_bytes for one in shown)
+    offloads = asked.offload is not Offload.NONE and bool(shown)
     notes = []
-    if any(one.host_bytes for one in shown):
-        if machine.host_memory_bytes is None:
-            notes.append("the memory of a host is not known, so its size is not checked; give it with --host-memory")
-        elif machine.host_memory_fact.source:
-            size = format_bytes(machine.host_memory_bytes)
-            notes.append(f"each host is assumed to have {size}: {machine.host_memory_fact.source}")
-    if asked.offload is Offload.NONE or not shown:
-        return notes
-    notes.append(
-        f"the host's memory is assumed to have {machine.host_bytes_per_s / GB:,.0f} GB/s: {machine.host_fact.source}"
-    )
-    if machine.gpus_per_node > 1:
+    assumed: dict[str, list[str]] = {}  # by source
+    if stores and machine.host_memory_bytes is None:
+        notes.append("the memory of a host is not known, so its size is not checked; give it with --host-memory")
+    elif stores and machine.host_memory_fact.source:
+        size = format_bytes(machine.host_memory_bytes or 0.0)
+        assumed.setdefault(machine.host_memory_fact.source, []).append(f"{size} of memory")
+    if offloads:
+        rate = f"{machine.host_bytes_per_s / GB:,.0f} GB/s of memory bandwidth"
+        assumed.setdefault(machine.host_fact.source, []).append(rate)
+    notes += [f"each host is assumed to have {' and '.join(what)}: {source}" for source, what in assumed.items()]
+    if offloads and machine.gpus_per_node > 1:
         slow_s = one_thread_s(training_task(asked), shown[0].layout)
         notes.append(
             f"planned for an Adam that uses all cores; with OMP_NUM_THREADS=1, as torchrun and Phalanx start several ranks of a node, "
@@ -306,4 +307,4 @@ def _method(question: PlanInputs) -> str:
 
 def _divisible(question: PlanInputs) -> int:
     """Return the next larger global batch that is divisible by the number of GPUs, and by the answers to a prompt."""
-    return next_batch(question.global_batch, batch_grain(question.machine.gpus, question.answers))
+    return next_batch(question.global_batch, grain_of(question.machine.gpus, question.answers))

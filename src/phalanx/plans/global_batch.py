@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layouts.layout import Layout
 from phalanx.planner.cost.training_task import Objective, TrainingMethod
+from phalanx.planner.search.request import batch_grain, next_batch
 from phalanx.plans.amounts import format_tokens, parse_count
 from phalanx.plans.method import WrittenAnswers
 from phalanx.plans.training import TrainingInputs
@@ -33,7 +33,7 @@ def parse_global_batch(
     elif layout is not None and (layout.micro_batches > 1 or layout.micro_batch > 1):
         batch = layout.global_batch
     else:
-        batch = _usual_batch(training, batch_grain(gpus, training.answers), notes)
+        batch = _usual_batch(training, grain_of(gpus, training.answers), notes)
     answers = training.answers
     if answers is not None and batch % answers.group:
         raise BadRequest(
@@ -47,14 +47,9 @@ def parse_global_batch(
     return batch
 
 
-def batch_grain(gpus: int, answers: WrittenAnswers | None) -> int:
-    """Return what a batch must be a multiple of, so that it divides among the GPUs in each update, and into the answers to a prompt."""
-    return gpus if answers is None else math.lcm(gpus * answers.updates, answers.group)
-
-
-def next_batch(least: int, grain: int) -> int:
-    """Return the next multiple of `grain` from `least` on."""
-    return -(-least // grain) * grain
+def grain_of(gpus: int, answers: WrittenAnswers | None) -> int:
+    """Return `batch_grain` of what is written."""
+    return batch_grain(gpus) if answers is None else batch_grain(gpus, answers.group, answers.updates)
 
 
 def _usual_batch(training: TrainingInputs, grain: int, notes: list[str]) -> int:

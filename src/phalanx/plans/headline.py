@@ -75,7 +75,7 @@ def host_text(answer: PlanAnswer, one: LayoutFigures) -> str:
 def samples_text(one: ShownSamples) -> str:
     """Return what is computed for the samples, and how much faster packing would be, in one line."""
     if one.packing == "packed":
-        where = f"packed into sequences of {one.longest}, of which {one.tokens / one.positions:.0%} are tokens"
+        where = f"packed into sequences of {one.longest:,}, of which {one.tokens / one.positions:.0%} are tokens"
     elif one.packing == "unpadded":
         waits = f"; waiting for the fullest micro-batch costs {one.wasted:.0%}" if one.wasted >= _SEEN_SHARE else ""
         where = f"computed without pads{waits}"

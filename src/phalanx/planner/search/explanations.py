@@ -25,7 +25,7 @@ def explain_answer(request: LayoutRequest, best: EvaluatedLayout) -> str:
 
 
 def explain_slower(evaluated: EvaluatedLayout, best: EvaluatedLayout) -> str:
-    """Explain why a layout is slower than the best: at most two items that take longer, largest first."""
+    """Explain why a layout is worse than the best: at most two items that take longer, largest first. A faster one is less simple."""
     slower = evaluated.step.total_s / best.step.total_s - 1.0
     grown = sorted(
         ((evaluated.step.items[item] - best.step.items[item], item) for item in StepItem),
@@ -34,8 +34,12 @@ def explain_slower(evaluated: EvaluatedLayout, best: EvaluatedLayout) -> str:
     least_s = 0.1 * abs(evaluated.step.total_s - best.step.total_s)
     parts = [f"{item.value} +{seconds:.2g} s" for seconds, item in grown[:2] if seconds > least_s]
     more = count_axes(evaluated.layout) - count_axes(best.layout)
-    extra = f", with {more} more kind{'s' * (more > 1)} of parallelism" if more > 0 else ""
-    return f"{slower:.1%} slower{extra}" + (f": {', '.join(parts)}" if parts else "")
+    pace = f"{abs(slower):.1%} {'slower' if slower > 0.0 else 'faster'}"
+    if pace.startswith("0.0%"):
+        pace = "as fast"
+    but = "but " if slower <= 0.0 else ""
+    extra = f", {but}with {more} more kind{'s' * (more > 1)} of parallelism" if more > 0 else ""
+    return f"{pace}{extra}" + (f": {', '.join(parts)}" if parts else "")
 
 
 def explain_tight(evaluated: EvaluatedLayout) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -42,6 +41,8 @@ from phalanx.planner.search.request import (
     FittingChange,
     LayoutAnswer,
     LayoutRequest,
+    batch_grain,
+    next_batch,
 )
 
 AXIS_COST: Final = 0.01
@@ -266,9 +267,10 @@ def _more_nodes(request: LayoutRequest) -> FittingChange | None:
 
 
 def _batch_on(request: LayoutRequest, nodes: int) -> int:
-    """Return the global batch rounded up to a multiple of the number of GPUs, and of the answers to a prompt."""
-    grain = math.lcm(nodes * request.machine.gpus_per_node, 1 if request.rollout is None else request.rollout.group)
-    return -(-request.global_batch // grain) * grain
+    """Return the global batch, rounded up so that it divides among so many nodes."""
+    gpus, written = nodes * request.machine.gpus_per_node, request.written
+    grain = batch_grain(gpus) if written is None else batch_grain(gpus, written.group, written.updates)
+    return next_batch(request.global_batch, grain)
 
 
 def _layout_on(request: LayoutRequest, nodes: int) -> Layout | None:

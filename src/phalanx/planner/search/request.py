@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from phalanx.core.work.layouts.layout import Layout
@@ -14,6 +15,16 @@ from phalanx.planner.cost.step_time import StepTime
 from phalanx.planner.cost.training_task import Objective, TrainingMethod
 from phalanx.planner.search.sample_batches import SampleBatches
 from phalanx.planner.serving.rollout import RolloutRequest
+
+
+def batch_grain(gpus: int, group: int = 1, updates: int = 1) -> int:
+    """Return what a batch must be a multiple of, so that it divides among the GPUs in each update, and into the answers to a prompt."""
+    return math.lcm(gpus * updates, group)
+
+
+def next_batch(least: int, grain: int) -> int:
+    """Return the next multiple of `grain` from `least` on."""
+    return -(-least // grain) * grain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
