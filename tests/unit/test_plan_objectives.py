@@ -387,6 +387,18 @@ def test_a_proposed_batch_has_whole_groups():
     assert planned("llama-3-8b", "3xh100:8", **options | {"global_batch": "120"}).fits
 
 
+def test_each_update_has_whole_micro_batches():
+    asked = {"method": "grpo", "stack": "verl", "updates": "4", "group": "8", "global_batch": "256"}
+    answer = planned("qwen3-0.6b", "h100:8", **asked)
+    assert answer.fits
+    for one in (*answer.layouts, *answer.losers):
+        assert one.layout.micro_batches % 4 == 0
+    with pytest.raises(BadRequest, match="in each of 4 updates"):
+        planned("qwen3-0.6b", "h100:8", layout="fsdp=8,mbs=16", **asked)
+    with pytest.raises(BadRequest, match="global batch"):
+        planned("qwen3-0.6b", "h100:8", layout="fsdp=8", **asked | {"global_batch": "16"})
+
+
 def test_a_batch_on_more_nodes_divides_among_the_updates_too():
     asked = {"method": "grpo", "stack": "verl", "updates": "3", "group": "4", "global_batch": "24"}
     answer = planned("llama-3-70b", "h100:8", **asked)

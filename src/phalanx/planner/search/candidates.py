@@ -57,7 +57,7 @@ def enumerate_degrees(request: LayoutRequest) -> Iterator[ParallelDegrees]:
                 if rest % context or (context > 1 and not splits) or not _splits_sequence(request, context, tensor):
                     continue
                 data = rest // context
-                if request.global_batch % data:
+                if request.global_batch % (data * request.updates):
                     continue
                 for expert in _experts(request, data * context):
                     yield ParallelDegrees(tensor, pipeline, context, expert, data)
@@ -84,8 +84,8 @@ def enumerate_shardings(request: LayoutRequest, split: ParallelDegrees) -> Itera
 
 
 def enumerate_micro_batches(request: LayoutRequest, split: ParallelDegrees) -> Iterator[int]:
-    """Yield micro-batch sizes that divide the samples of one data parallel rank."""
-    share = request.global_batch // split.data
+    """Yield micro-batch sizes that divide the samples of one data parallel rank in each update."""
+    share = request.global_batch // split.data // request.updates
     for size in MICRO_BATCHES:
         tokens = size * request.seq // split.context
         if share % size == 0 and (size == 1 or tokens <= BATCH_MAX_TOKENS) and share // size >= split.pipeline:

@@ -240,11 +240,13 @@ def complete_layout(request: LayoutRequest, layout: Layout) -> Layout:
             f"layout {layout} is for {layout.ranks} ranks, but the plan is for {request.machine.gpus} GPUs",
             hint="choose axes whose product is the number of GPUs",
         )
-    if request.global_batch % (layout.data * layout.micro_batch):
+    least = layout.data * layout.micro_batch * request.updates
+    if request.global_batch % least:
+        times = "" if request.updates == 1 else f" in each of {request.updates} updates"
         raise BadRequest(
             f"global batch {request.global_batch} is not divisible by {layout.data} data-parallel ranks "
-            f"with micro-batches of {layout.micro_batch} sequences",
-            hint=f"use a multiple of {layout.data * layout.micro_batch}",
+            f"with micro-batches of {layout.micro_batch} sequences{times}",
+            hint=f"use a multiple of {least}",
         )
     model = request.model
     filled = _filled(layout, request)

@@ -171,7 +171,7 @@ def _timed(
 ) -> Iterator[_TimedLayout]:
     task = training_task(request)
     ways = count_axes(layout)
-    for runs in enumerate_interleavings(request, split, layout.micro_batches):
+    for runs in enumerate_interleavings(request, split, layout.micro_batches // request.updates):
         run = with_interleaving(layout, runs)
         if runs > 1 and not _has_room(request, run, estimate_memory(task, run, request.machine.gpu, request.stack)):
             continue

@@ -65,6 +65,11 @@ class LayoutRequest:
         return self.rollout if self.objective is Objective.GRPO else None
 
     @property
+    def updates(self) -> int:
+        """Optimizer steps in one step, among which its sequences are divided."""
+        return 1 if self.written is None else self.written.updates
+
+    @property
     def mean_seq(self) -> int:
         """Mean tokens that count of one sequence: of answers that end before the limit, and of samples without their pads."""
         if self.samples is not None:

@@ -26,7 +26,7 @@ def simple_layout(request: LayoutRequest, best: EvaluatedLayout | None) -> Evalu
     cannot be divided among the devices.
     """
     gpus = request.machine.gpus
-    if gpus == 1 or request.global_batch % gpus:
+    if gpus == 1 or request.global_batch % (gpus * request.updates):
         return None
     zero = max(request.stack.zeros)
     split = ParallelDegrees(tensor=1, pipeline=1, context=1, expert=1, data=gpus)
