@@ -285,7 +285,7 @@ def test_plan_shows_what_the_command_line_says(call, page):
     asked = {"model": "llama-3-8b", "gpus": "a100-80gb:8", "method": "lora", "mean_length": "600", "host_memory": "2T"}
     lengths = call("viewer", "GET", "/plan", params=asked).text
     assert "samples of 600 tokens, at most 4,096, padded to" in lengths
-    assert '<details open class="wide">' in lengths  # the fields that were filled in are seen
+    assert "<details open>" in lengths  # the fields that were filled in are seen
     assert call("viewer", "POST", "/v1/plan", asked).json()["asked"]["samples"]["mean_length"] == 600
     refused = call("viewer", "GET", "/plan?model=llama-3.1-405b&gpus=h100:1").text
     assert "does not fit" in refused

@@ -92,7 +92,6 @@ def _form(asked: Mapping[str, str], models: Sequence[str]) -> Html:
         element("summary", "More options"),
         element("div", fields(_MORE), class_="filter"),
         open=any(name in asked for name in _MORE),
-        class_="wide",
     )
     return element(
         "form",
