@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from phalanx.api.live.cursor import read_cursor, write_cursor
 from phalanx.api.live.event_streams import EventStream
 from phalanx.api.live.pending_output import PendingOutput
+from phalanx.api.routes import logs as logs_routes
 from phalanx.api.routes.logs import complete_characters
 from phalanx.api.services import ApiLimits
 from phalanx.client import Client
@@ -27,7 +28,8 @@ from phalanx.core.ids import JobId
 from phalanx.core.state.records import NODES
 from phalanx.core.state.reports import MemberStopped, TaskExited
 from phalanx.core.work.attempt import TaskExit
-from tests.contract.api_head import TOKENS, ApiHead, Caller, Supervisor, bearer, until
+from phalanx.ports.logs import stream_key
+from tests.contract.api_head import TOKENS, ApiHead, Caller, Supervisor, bearer, code, until
 
 
 @pytest.fixture
@@ -140,6 +142,49 @@ def test_output_that_arrives_after_the_end_of_the_job_is_waited_for(call, superv
     assert (texts(events), events[-1].kind) == ("first\nlast\n", "end")
     page = call("user", "GET", f"/v1/jobs/{job_id}/logs").json()
     assert ([chunk["text"] for chunk in page["chunks"]], page["more"]) == (["first\nlast\n"], False)
+
+
+@pytest.fixture
+def arrives_meanwhile(head, monkeypatch):
+    """Stores the last output of a rank right after the next read of a batch has ended."""
+    read_batch, left = logs_routes.read_batch, []
+
+    def read_and_store(*args, **more):
+        chunks = read_batch(*args, **more)
+        if left:
+            head.logs.append(left.pop())
+        return chunks
+
+    monkeypatch.setattr(logs_routes, "read_batch", read_and_store)
+    return left
+
+
+def test_output_that_arrives_while_the_last_page_is_read_is_not_left_out(call, supervisor, head, arrives_meanwhile):
+    job_id = call.submit()
+    supervisor.run(job_id)
+    supervisor.ship(job_id, 1, "rank-0", 0, b"first\n")
+    supervisor.end(job_id, unsent=(("rank-0", 11),))
+    (attempt,) = head.store.attempts(JobId(job_id))
+    path = f"/v1/jobs/{job_id}/logs"
+    arrives_meanwhile.append([(stream_key(attempt, "rank-0"), 6, b"last\n")])
+    page = call("user", "GET", path).json()
+    assert ([chunk["text"] for chunk in page["chunks"]], page["more"]) == (["first\n"], True)
+    page = call("user", "GET", path, params={"cursor": page["cursor"]}).json()
+    assert ([chunk["text"] for chunk in page["chunks"]], page["more"]) == (["last\n"], False)
+
+
+def test_a_follower_gets_all_output_that_arrives_after_its_last_read(
+    call, supervisor, head, arrives_meanwhile, monkeypatch
+):
+    monkeypatch.setattr(logs_routes, "BATCH_BYTES", 8)
+    job_id = call.submit()
+    supervisor.run(job_id)
+    rest = b"".join(b"line %d\n" % n for n in range(10))
+    supervisor.end(job_id, unsent=(("rank-0", len(rest)),))
+    (attempt,) = head.store.attempts(JobId(job_id))
+    arrives_meanwhile.append([(stream_key(attempt, "rank-0"), 0, rest)])
+    events = followed(call, job_id)
+    assert (texts(events), events[-1].kind) == (rest.decode(), "end")
 
 
 def test_output_that_never_arrives_is_waited_for_two_minutes_after_the_last_progress(call, supervisor, head):
@@ -283,7 +328,9 @@ def test_streams_are_bounded(tmp_path):
         with httpx.stream("GET", path, headers=bearer("user"), timeout=20) as first:
             lines = first.iter_lines()
             next(lines)
-            assert httpx.get(path, headers=bearer("user")).status_code == 503
+            for busy in (path, f"{call.url}/v1/fleet/events"):
+                refusal = httpx.get(busy, headers=bearer("user"))
+                assert code(refusal) == (503, "try_later"), busy
         until(lambda: head.app.state.runtime.streams_open == 0)
     head.close()
 

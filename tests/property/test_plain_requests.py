@@ -10,6 +10,7 @@ import uvicorn
 from hypothesis import example, given
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from phalanx.api.http import timeouts
 from phalanx.api.http.plain_cycle import PlainCycle
 from phalanx.api.http.plain_requests import read_plain_head
 from phalanx.api.http.timeouts import ReadTimeoutProtocol
@@ -175,9 +176,10 @@ async def answered(kind, pieces):
         cycles.append(type(protocol.cycle))
         for _ in range(8):
             await asyncio.sleep(0)
+    closed = wire.closed  # the end of the connection closes it too
     protocol.connection_lost(None)
     await asyncio.gather(*state.tasks)
-    return wire.sent, wire.closed, cycles
+    return wire.sent, closed, cycles
 
 
 def request(path, body=b"", more=b""):
@@ -216,7 +218,7 @@ def test_plain_requests_take_the_plain_way(path):
 
 @pytest.mark.parametrize(
     ("path", "begins"),
-    [(b"/fails", b"HTTP/1.1 500"), (b"/breaks", b""), (b"/short", b"")],
+    [(b"/fails", b"HTTP/1.1 500"), (b"/breaks", b"HTTP/1.1 500"), (b"/short", b"")],
     ids=["fails", "header", "length"],
 )
 def test_a_handler_that_fails_closes_the_connection(path, begins):
@@ -225,3 +227,15 @@ def test_a_handler_that_fails_closes_the_connection(path, begins):
     assert closed
     assert sent.startswith(begins)
     assert b"b: c" not in sent
+
+
+@pytest.mark.parametrize(
+    "head", [b"Content-Length: 10\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\na\r\n"], ids=["plain", "h11"]
+)
+def test_a_body_that_arrives_after_its_answer_leaves_no_timer_for_a_head(head, monkeypatch):
+    """Found by attack: an idle connection got a 408 after 20 s, which its client took for the answer to its next request."""
+    monkeypatch.setattr(timeouts, "REQUEST_HEAD_TIMEOUT_S", 0.0)
+    rest = b"0123456789" + (b"\r\n0\r\n\r\n" if b"chunked" in head else b"")
+    pieces = [b"POST /early HTTP/1.1\r\nHost: a\r\n" + head, rest, request(b"/", b"next")]
+    sent, closed, _ = asyncio.run(answered(ReadTimeoutProtocol, pieces))
+    assert (sent.count(b"HTTP/1.1 200"), sent.count(b"HTTP/1.1 408"), closed) == (2, 0, False)

@@ -10,11 +10,16 @@ import pytest
 from phalanx.api.http.security import SecurityMiddleware
 
 HOST = (b"host", b"127.0.0.1:7600")
+SCOPE = {"path": "/v1/me", "raw_path": b"/v1/me", "query_string": b""}
 
 
 async def served(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b""})
+
+
+def middleware(app: Any) -> SecurityMiddleware:
+    return SecurityMiddleware(app, hosts_allowed=frozenset({"127.0.0.1", "localhost", "[::1]"}))
 
 
 def sent(*headers: tuple[bytes, bytes], kind: str = "http", scheme: str = "http", app: Any = served) -> list[Any]:
@@ -24,16 +29,10 @@ def sent(*headers: tuple[bytes, bytes], kind: str = "http", scheme: str = "http"
     async def send(message: Any) -> None:
         messages.append(message)
 
-    scope = {
-        "type": kind,
-        **({"method": "GET"} if kind == "http" else {}),
-        "scheme": scheme,
-        "path": "/v1/me",
-        "raw_path": b"/v1/me",
-        "query_string": b"",
-    }
-    rim = SecurityMiddleware(app, hosts_allowed=frozenset({"127.0.0.1", "localhost", "[::1]"}))
-    asyncio.run(rim({**scope, "headers": list(headers)}, None, send))
+    method = {"method": "GET"} if kind == "http" else {}
+    asyncio.run(
+        middleware(app)({**SCOPE, **method, "type": kind, "scheme": scheme, "headers": list(headers)}, None, send)
+    )
     return messages
 
 
@@ -98,6 +97,26 @@ def test_websocket_passes_the_checks_of_a_request(scheme, origin, allowed):
     assert first["type"] == ("websocket.accept" if allowed else "websocket.http.response.start")
     assert first.get("status", 101) == (101 if allowed else 403)
     assert allowed or (b"x-content-type-options", b"nosniff") in first["headers"]
+
+
+def test_an_invalid_response_is_an_internal_error_in_json():
+    """The server refuses to send such a head. The middleware took that for a caller that had left, and logged no cause."""
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        if any(b"\n" in value for _, value in message.get("headers", ())):
+            raise RuntimeError("a header of the response is invalid")
+        messages.append(message)
+
+    async def failing(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x", b"a\nb")]})
+
+    asyncio.run(
+        middleware(failing)({**SCOPE, "type": "http", "method": "GET", "scheme": "http", "headers": [HOST]}, None, send)
+    )
+    assert messages[0]["status"] == 500
+    assert (b"x-content-type-options", b"nosniff") in messages[0]["headers"]
+    assert b"failed inside the head" in messages[1]["body"]
 
 
 def test_other_kinds_of_connections_do_not_reach_the_app():

@@ -18,7 +18,7 @@ from fastapi.params import Query
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from phalanx.api.http.errors import error_response
 from phalanx.api.http.routing import AuthorizedRoute
@@ -67,11 +67,20 @@ class DirectRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        started = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
         try:
             response = await scope[_FOUND](Request(scope, receive, send))
-        except PhalanxError as error:
-            response = error_response(error)
-        await response(scope, receive, send)
+            await response(scope, receive, send_noted)
+        except PhalanxError as error:  # a response may also refuse, before its first message
+            if started:
+                raise
+            await error_response(error)(scope, receive, send)
 
 
 class HeadApi(FastAPI):

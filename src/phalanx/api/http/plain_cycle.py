@@ -37,7 +37,7 @@ class PlainCycle(RequestResponseCycle):
         """Send a part of the response.
 
         Raises:
-            RuntimeError: the parts contradict each other, or a header contains a line break.
+            RuntimeError: the parts contradict each other, or a header contains a line break. Nothing of that part was sent.
         """
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
@@ -45,7 +45,6 @@ class PlainCycle(RequestResponseCycle):
             return
         if not self.response_started:
             _require(message, "http.response.start")
-            self.response_started = True
             self._start(int(message["status"]), [*self.default_headers, *message.get("headers", ())])
         elif not self.response_complete:
             _require(message, "http.response.body")
@@ -54,6 +53,7 @@ class PlainCycle(RequestResponseCycle):
             raise RuntimeError(f"message {message['type']!r} after the end of the response")
 
     def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._left, self._closes = None, False
         for name, value in headers:
             lower = name.lower()
             if lower == b"content-length":
@@ -70,6 +70,7 @@ class PlainCycle(RequestResponseCycle):
         if lines.count(b"\r\n") != len(headers) or _HEADERS.fullmatch(lines) is None:
             raise RuntimeError(f"a header of the response is invalid: {lines[:500]!r}")
         self._head = b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, STATUS_PHRASES[status], lines)
+        self.response_started = True
         if self._left is None:  # a stream, whose first part may come much later
             self._write(b"")
 

@@ -84,13 +84,14 @@ class SecurityMiddleware:
         async def send_secured(message: Message) -> None:
             nonlocal started, disconnected
             if not started:
-                started = True
                 _add_security_headers(message, self._headers)
             try:
                 await send(message)
-            except Exception:
-                disconnected = True
+            except Exception as error:
+                # PlainCycle raises RuntimeError for an invalid response, and never because of the caller.
+                disconnected = scope["type"] != "http" or not isinstance(error, RuntimeError)
                 raise
+            started = True
 
         try:
             await self._app(scope, receive, send_secured)

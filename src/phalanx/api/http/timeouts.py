@@ -88,6 +88,8 @@ class ReadTimeoutProtocol(H11Protocol):
         cycle = self.cycle
         if cycle.response_complete:
             self._start_timer()
+            if not self._body_left:
+                self._stop_timer()
         else:
             cycle.body += part
             cycle.more_body = self._body_left > 0
@@ -144,6 +146,10 @@ class ReadTimeoutProtocol(H11Protocol):
             return
         if not self.is_idle():
             self._stop_timer()
+            return
+        if self._is_between_requests():  # the body of a request that was already answered is complete
+            self._stop_timer()
+            self._keep_alive_for(self.timeout_keep_alive)
             return
         # Otherwise the bytes belong to the body of a request that was already answered.
         cycle = self._current()

@@ -97,19 +97,21 @@ async def job_logs(
     check = reauthorize(runtime.authenticator, runtime.services.store, caller_of(request), Action.VIEW_OUTPUT, job_id)
     if follow or "text/event-stream" in request.headers.get("accept", ""):
         return EventStream(runtime, caller_of(request).user, _follow(runtime, job_id, wanted, place), check)
-    chunks = await run_in_thread(read_batch, runtime.services, attempts, wanted, place, limit_bytes)
-    more = bool(chunks) and sum(chunk.end - chunk.offset for chunk in chunks) >= limit_bytes
-    if not more and is_output_expected(runtime, job, attempts, wanted):
-        more = True  # an ended job's output is read to its end; meanwhile no client reads in a busy loop
-        if not chunks:
-            with runtime.hub.follow(job_id) as watch:
-                await watch.wait(runtime.services.limits.recheck_s)
+    expected = is_output_expected(runtime, job, attempts, wanted)
+    with runtime.hub.follow(job_id) as watch:
+        chunks = await run_in_thread(read_batch, runtime.services, attempts, wanted, place, limit_bytes)
+        if expected and not chunks:  # so that no client reads in a busy loop
+            await watch.wait(runtime.services.limits.recheck_s)
+    more = expected or (bool(chunks) and sum(chunk.end - chunk.offset for chunk in chunks) >= limit_bytes)
     note = "" if chunks or cursor else await run_in_thread(_missing_output_note, runtime.services, job, attempts)
     return json_response(LogsReply(chunks=chunks, cursor=write_cursor(place), more=more, note=note))
 
 
 def is_output_expected(runtime: ApiRuntime, job: Job, attempts: Sequence[Attempt], selector: StreamSelector) -> bool:
-    """Whether the job has ended and nodes still send selected output of it."""
+    """Whether the job has ended and nodes still send selected output of it.
+
+    Call it before the output is read: otherwise the last bytes, if they arrive in between, count as read.
+    """
     if not job.state.terminal:
         return False
     clock = runtime.services.clock
@@ -205,9 +207,10 @@ async def _follow(runtime: ApiRuntime, job_id: JobId, wanted: StreamSelector, pl
     quiet_s = 0.0
     with runtime.hub.follow(job_id) as watch:
         while not runtime.hub.closing:
-            # Read the job before its output: the report of the end names the output that supervisors send after it.
+            # Read the job, and whether output is expected, before the output: the end names what supervisors send after it.
             job = require_job(services.store, job_id)
             attempts = services.store.attempts(job_id) if job.epoch else []
+            expected = is_output_expected(runtime, job, attempts, wanted)
             state = state_event(job, attempts[-1] if attempts else None, services.controller.wait_reasons.get(job_id))
             chunks = await run_in_thread(read_batch, services, attempts, wanted, place, BATCH_BYTES)
             if state != sent and not job.state.terminal:
@@ -218,7 +221,7 @@ async def _follow(runtime: ApiRuntime, job_id: JobId, wanted: StreamSelector, pl
                 for piece in _log_events(chunks, place):
                     yield piece
                 continue
-            if job.state.terminal and not is_output_expected(runtime, job, attempts, wanted):
+            if job.state.terminal and not expected:
                 chunks = await run_in_thread(read_batch, services, attempts, wanted, place, BATCH_BYTES, ended=True)
                 for piece in _log_events(chunks, place):
                     yield piece
